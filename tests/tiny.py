@@ -69,6 +69,12 @@ def write(path: Path, content: str | bytes | Iterable[str]) -> Path:
     return path
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """What every file of a folder holds, by its path in it."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """An uncased tokenizer whose vocabulary is the words of some texts."""
     words = {word.characters for text in texts for word in split_words(text, GOOGLE_UNCASED)}

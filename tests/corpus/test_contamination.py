@@ -10,44 +10,36 @@ import pytest
 from bertsmith.corpus.build.batches import BatchReader
 from bertsmith.corpus.contamination import EvaluationIndex, OverlapFinder, evaluation_texts
 
+from ..tiny import write
 
-def test_every_kind_of_file_gives_its_strings(tmp_path):
-    squad = {"data": [{"paragraphs": [{"context": "The cat.", "qas": [{"question": "Who?"}]}]}]}
-    files = {
-        "dev.json": (json.dumps(squad, indent=1), ["The cat.", "Who?"]),
-        "dev.jsonl": ('{"text": "a b", "label": 1}\n\n{"text": "c"}\n', ["a b", "c"]),
-        "dev.csv": ('text,label\n"a, b\nc",1\n', ["text", "label", "a, b\nc", "1"]),
-        "dev.tsv": ('1\t"a b\tc\n', ["1", '"a b', "c"]),
-        "dev.txt": ("a b\n\nc\n", ["a b", "c"]),
-        "eng.testa": ("EU NNP\nrejects VBZ\n\nPeter NNP\n", ["EU rejects", "Peter"]),
-    }
-    for name, (content, texts) in files.items():
-        (tmp_path / name).write_text(content)
-        assert list(evaluation_texts(tmp_path / name)) == texts, name
-    squad = files["dev.json"][0].encode()
-    for name, content in {
-        "dev.json.xz": lzma.compress(squad),
-        "dev.json.zst": pyarrow.compress(squad, "zstd", asbytes=True),
-        "DEV.JSON": squad,
-    }.items():
-        (tmp_path / name).write_bytes(content)
-        assert list(evaluation_texts(tmp_path / name)) == ["The cat.", "Who?"], name
+SQUAD = {"data": [{"paragraphs": [{"context": "The cat.", "qas": [{"question": "Who?"}]}]}]}
+SQUAD_BYTES = json.dumps(SQUAD, indent=1).encode()
 
 
-def test_document_marks_and_comments_need_no_columns(tmp_path):
-    lines = ["-DOCSTART-", "", "# id 1", "EU NNP", "left VB", "", "# text = No.", "No UH"]
-    (tmp_path / "a.conll").write_text("\n".join(lines))
-    texts = list(evaluation_texts(tmp_path / "a.conll"))
-    assert texts == ["-DOCSTART-", "# EU left", "# No"]
-
-
-def test_columns_are_those_that_a_tagger_reads(tmp_path):
-    """A blank within a word beside tabs, one that does not break without them."""
-    tabs, blanks = tmp_path / "a.conll", tmp_path / "b.conll"
-    tabs.write_text("New York\tB-LOC\nsleeps\tO\n \nYes\tO\n")
-    blanks.write_text("10\u00a0000 O\nmen  O\n")
-    assert list(evaluation_texts(tabs)) == ["New York sleeps", "Yes"]
-    assert list(evaluation_texts(blanks)) == ["10\u00a0000 men"]
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("dev.json", SQUAD_BYTES, ["The cat.", "Who?"]),
+        ("dev.json.xz", lzma.compress(SQUAD_BYTES), ["The cat.", "Who?"]),
+        ("dev.json.zst", pyarrow.compress(SQUAD_BYTES, "zstd", asbytes=True), ["The cat.", "Who?"]),
+        ("DEV.JSON", SQUAD_BYTES, ["The cat.", "Who?"]),
+        ("dev.jsonl", '{"text": "a b", "label": 1}\n\n{"text": "c"}\n', ["a b", "c"]),
+        ("dev.csv", 'text,label\n"a, b\nc",1\n', ["text", "label", "a, b\nc", "1"]),
+        ("dev.tsv", '1\t"a b\tc\n', ["1", '"a b', "c"]),
+        ("dev.txt", "a b\n\nc\n", ["a b", "c"]),
+        ("eng.testa", "EU NNP\nrejects VBZ\n\nPeter NNP\n", ["EU rejects", "Peter"]),
+        (  # document marks and comments need no columns
+            "a.conll",
+            "-DOCSTART-\n\n# id 1\nEU NNP\nleft VB\n\n# text = No.\nNo UH",
+            ["-DOCSTART-", "# EU left", "# No"],
+        ),
+        # columns as a tagger reads them: a blank within a word beside tabs, else one that is kept
+        ("a.conll", "New York\tB-LOC\nsleeps\tO\n \nYes\tO\n", ["New York sleeps", "Yes"]),
+        ("b.conll", "10\u00a0000 O\nmen  O\n", ["10\u00a0000 men"]),
+    ],
+)
+def test_every_kind_of_file_gives_its_strings(tmp_path, name, content, texts):
+    assert list(evaluation_texts(write(tmp_path / name, content))) == texts
 
 
 @pytest.mark.parametrize(
@@ -66,9 +58,11 @@ def test_columns_are_those_that_a_tagger_reads(tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        EvaluationIndex([tmp_path / name], 3, tmp_path)
+        EvaluationIndex([write(tmp_path / name, content)], 3, tmp_path)
+
+
+def test_what_is_no_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere: no such file"):
         EvaluationIndex([tmp_path / "nowhere"], 3, tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path}: a folder: name the files"):
@@ -76,11 +70,10 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, message):
 
 
 def made(tmp_path, documents, tasks, words, least=1, workers=1):
-    (tmp_path / "corpus.txt").write_text("\n\n".join(documents))
-    for name, texts in tasks.items():
-        (tmp_path / name).write_text("\n".join(texts))
-    index = EvaluationIndex([tmp_path / name for name in tasks], words, tmp_path)
-    batches = BatchReader([tmp_path / "corpus.txt"], "text", characters=200)
+    corpus = write(tmp_path / "corpus.txt", "\n\n".join(documents))
+    sets = [write(tmp_path / name, "\n".join(texts)) for name, texts in tasks.items()]
+    index = EvaluationIndex(sets, words, tmp_path)
+    batches = BatchReader([corpus], "text", characters=200)
     entries = list(index.entries(batches, least, workers))
     return entries, index.result()
 
@@ -93,9 +86,8 @@ def test_shared_runs_are_those_that_a_plain_search_finds(tmp_path):
         documents[2 * k][10:15] = tests[k][7:12]
     documents[7][:3] = tests[0][:3]
     texts = [" ".join(one) for one in tests]
-    entries, result = made(
-        tmp_path, [" ".join(one) for one in documents], {"a.txt": texts[:9], "b.txt": texts[9:]}, 4
-    )
+    tasks = {"a.txt": texts[:9], "b.txt": texts[9:]}
+    entries, result = made(tmp_path, [" ".join(one) for one in documents], tasks, 4)
 
     def runs(found):
         return {" ".join(found[k : k + 4]) for k in range(len(found) - 3)}
@@ -110,20 +102,15 @@ def test_shared_runs_are_those_that_a_plain_search_finds(tmp_path):
         assert one["with"]["text"] + first in shared[one["document"]]
         assert one["runs"] == 2 and one["share"] == round(2 / 47, 4)
     found = {test for one in shared.values() for test in one}
-    assert [one["in_corpus"] for one in result["tasks"]] == [
-        sum(test < 9 for test in found),
-        sum(test >= 9 for test in found),
-    ]
+    in_a = sum(test < 9 for test in found)
+    assert [one["in_corpus"] for one in result["tasks"]] == [in_a, len(found) - in_a]
     assert result["listed"] == len(entries) and result["documents"] == 80
 
 
 def test_signs_case_and_line_breaks_do_not_hide_a_text(tmp_path):
-    entries, result = made(
-        tmp_path,
-        ["Said: THE cat,\nsat on\nthe MAT.", "the cat sat"],
-        {"a.txt": ["The cat sat on the mat", "too short"]},
-        6,
-    )
+    documents = ["Said: THE cat,\nsat on\nthe MAT.", "the cat sat"]
+    tasks = {"a.txt": ["The cat sat on the mat", "too short"]}
+    entries, result = made(tmp_path, documents, tasks, 6)
     assert [one["document"] for one in entries] == [0]
     assert result["tasks"][0]["too_short"] == 1 and result["tasks"][0]["share"] == 1.0
 
@@ -146,7 +133,6 @@ def test_two_workers_find_what_one_does(tmp_path):
 
 
 def test_an_empty_batch_of_words(tmp_path):
-    (tmp_path / "t.txt").write_text("a b c")
-    EvaluationIndex([tmp_path / "t.txt"], 3, tmp_path)
+    EvaluationIndex([write(tmp_path / "t.txt", "a b c")], 3, tmp_path)
     found = OverlapFinder(tmp_path, 3)(["", "..."])
     assert found.shared.tolist() == [0, 0] and found.text.tolist() == [-1, -1]

@@ -13,15 +13,10 @@ from hypothesis import strategies as st
 
 from bertsmith.corpus import dedup as duplicates
 from bertsmith.corpus.build.batches import BatchReader
-from bertsmith.corpus.dedup import (
-    DuplicateFinder,
-    Signer,
-    check_similarity,
-    ngram_hashes,
-    sign,
-    word_hashes,
-)
+from bertsmith.corpus.dedup import DuplicateFinder, ngram_hashes, sign, word_hashes
 from bertsmith.text.readers.documents import read_documents
+
+from ..tiny import write
 
 TEXTS = st.lists(st.text("aBc1é \n.,-猫かไ", max_size=30), max_size=5)
 WORD = re.compile("[a-z1é]+|[猫かไ]")  # of this alphabet, lower-cased
@@ -33,22 +28,17 @@ def find(tmp_path):
     """texts -> [(document, of, similarity)], by way of a file."""
     pytest.importorskip("rensa", reason="the extra dedup is not installed")
 
-    def run(
-        texts, near=True, similarity=duplicates.SIMILARITY, workers=1, characters=2000, staying=0
-    ):
-        path = tmp_path / "texts.txt"
-        path.write_text("\n\n".join(texts), encoding="utf-8")
+    def find(texts, near=True, workers=1, characters=2000, staying=0):
+        path = write(tmp_path / "texts.txt", "\n\n".join(texts))
         with ExitStack() as stack:
-            folder = tmp_path / "files"
-            folder.mkdir(exist_ok=True)
-            finder = DuplicateFinder(stack, folder, near)
+            finder = DuplicateFinder(stack, tmp_path, near)
             batches = BatchReader([path], "text", characters=characters)
             assert sum(len(one.exact) for one in sign(batches, finder, workers)) == len(texts)
             finder.num_staying = staying
-            found = finder.repetitions(similarity)
+            found = finder.repetitions(duplicates.SIMILARITY)
             return [tuple(one) for one in found], list(finder.entries(found))
 
-    return run
+    return find
 
 
 def words(dice, count):
@@ -96,25 +86,27 @@ def test_the_estimate_is_close_to_the_exact_similarity(find):
         assert abs(similarity - jaccard(texts[of], texts[document])) < 4 * 0.5 / np.sqrt(128)
 
 
-def test_a_document_is_left_out_only_for_one_that_stays(find):
+@pytest.fixture
+def alike():
+    """Three texts: the second like the first, the third like the second alone."""
     dice = np.random.default_rng(2)
     first = words(dice, 1000)
-    second = [*first[:820], *words(dice, 180)]  # like the first
-    third = [*second[180:], *words(dice, 180)]  # like the second, not like the first
+    second = [*first[:820], *words(dice, 180)]
+    third = [*second[180:], *words(dice, 180)]
     texts = [" ".join(one) for one in (first, second, third)]
     assert jaccard(*texts[:2]) > 0.68 < jaccard(*texts[1:])
     assert jaccard(texts[0], texts[2]) < 0.48  # three standard errors below the bound
-    assert [one[:2] for one in find(texts)[0]] == [(1, 0)]
+    return texts
+
+
+def test_a_document_is_left_out_only_for_one_that_stays(find, alike):
+    assert [one[:2] for one in find(alike)[0]] == [(1, 0)]
     # an equal copy of what is left out is left out for the same one
-    assert [one[:2] for one in find([*texts, texts[1]])[0]] == [(1, 0), (3, 0)]
+    assert [one[:2] for one in find([*alike, alike[1]])[0]] == [(1, 0), (3, 0)]
 
 
-def test_what_is_only_compared_with_stays_and_counts_as_staying(find):
-    dice = np.random.default_rng(2)
-    first = words(dice, 1000)
-    second = [*first[:820], *words(dice, 180)]  # like the first
-    third = [*second[180:], *words(dice, 180)]  # like the second, not like the first
-    texts = [" ".join(one) for one in (first, second, first, third, first)]
+def test_what_is_only_compared_with_stays_and_counts_as_staying(find, alike):
+    texts = [alike[k] for k in (0, 1, 0, 2, 0)]
     assert [one[:2] for one in find(texts)[0]] == [(1, 0), (2, 0), (4, 0)]
     assert [one[:2] for one in find(texts, staying=3)[0]] == [(3, 1), (4, 0)]
     assert find(texts, staying=5)[0] == []
@@ -132,7 +124,7 @@ def test_equal_ones_alone_need_no_package(find, monkeypatch):
     text = " ".join(words(dice, 100))
     assert find([text, edited(dice, text), text], near=False)[0] == [(2, 0, 1.0)]
     with pytest.raises(ModuleNotFoundError, match="rensa"):
-        Signer(True)
+        duplicates.Signer(True)
 
 
 def test_two_workers_find_what_one_does(find):
@@ -150,7 +142,7 @@ def test_no_document_at_all(tmp_path):
 @pytest.mark.parametrize("similarity", [0.49, 1.01, float("nan")])
 def test_impossible_similarities_are_named(similarity):
     with pytest.raises(ValueError, match=f"similarity = {similarity}: expected"):
-        check_similarity(similarity)
+        duplicates.check_similarity(similarity)
 
 
 @pytest.mark.slow

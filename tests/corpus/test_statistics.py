@@ -8,20 +8,16 @@ import pytest
 from bertsmith.corpus.statistics import corpus_statistics
 from bertsmith.reports.corpus import corpus_page
 
+from ..tiny import write
+
 CAT = "the cat sat on the mat and looked at the dog that slept beside the red door today"
 
 
 @pytest.fixture
 def texts(tmp_path):
-    documents = [
-        f"{CAT}\nThe End",
-        "한국 кот",
-        f"{CAT}\nThe End",
-        f"{CAT} again\n<b>The</b> End",
-        "The End",
-    ]
-    (tmp_path / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    return [tmp_path / "a.txt"]
+    twice = f"{CAT}\nThe End"
+    documents = [twice, "한국 кот", twice, f"{CAT} again\n<b>The</b> End", "The End"]
+    return [write(tmp_path / "a.txt", "\n\n".join(documents))]
 
 
 def test_figures_are_those_counted_by_hand(texts):
@@ -53,15 +49,13 @@ def test_without_rensa_equal_documents_are_counted(texts, monkeypatch):
 
 def test_a_limit_ends_the_reading(tmp_path):
     long = "\n\n".join(f"text number {k} é " + "x" * 100_000 for k in range(30))
-    (tmp_path / "a.txt").write_text(long, encoding="utf-8")
-    found = corpus_statistics([tmp_path / "a.txt"], near=False, limit=1)
-    assert found["documents"] == 11  # a batch: the first to reach 1 Mi characters
-    assert corpus_statistics([tmp_path / "a.txt"], near=False, limit=2e6)["documents"] == 22
+    file = write(tmp_path / "a.txt", long)
+    for limit, count in ((1, 11), (2e6, 22)):  # whole batches: the first to reach 1 Mi characters
+        assert corpus_statistics([file], near=False, limit=limit)["documents"] == count
 
 
 def test_an_empty_corpus_has_figures_of_nothing(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n")
-    found = corpus_statistics([tmp_path / "a.txt"], near=False)
+    found = corpus_statistics([write(tmp_path / "a.txt", "\n\n")], near=False)
     assert found["documents"] == 0 and found["document_characters"]["longest"] == 0
     assert found["scripts"] == []
 

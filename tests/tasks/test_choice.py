@@ -1,5 +1,4 @@
-import json
-from pathlib import Path
+"""Choices among options: files, rows and batches by hand."""
 
 import numpy as np
 import pytest
@@ -8,18 +7,11 @@ from bertsmith.tasks.choice import featurize_choice, read_choices
 from bertsmith.tasks.examples import find_file, split_dev, summarize
 from bertsmith.tasks.features import training_batches
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-_, _, CLS, SEP, _ = range(5)
-LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))  # a..h are 5..12
+from ..tiny import write
+from .made import CLS, DATA, LETTERS, SEP, by_row, jsonl, needs, refused
+
 LISTS = own_task("choice", "text", None, "label", options=("options",))
-
-
-def write(path: Path, *rows: dict) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def row(**changes) -> dict:
@@ -28,13 +20,12 @@ def row(**changes) -> dict:
 
 def test_swag_by_hand(tmp_path):
     header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,"
-    path = tmp_path / "val.csv"
-    path.write_text(
-        header
-        + "ending0,ending1,ending2,ending3,label\n"
-        + '0,v,1,He sits. He,He sits.,He,gold,"stands up, now.",eats.,runs.,sleeps.,2\n'
-        + "1,v,2,Rain.,Rain.,,gold,falls.,ends.,is.,was.,0\n"
+    rows = (
+        header + "ending0,ending1,ending2,ending3,label",
+        '0,v,1,He sits. He,He sits.,He,gold,"stands up, now.",eats.,runs.,sleeps.,2',
+        "1,v,2,Rain.,Rain.,,gold,falls.,ends.,is.,was.,0",
     )
+    path = write(tmp_path / "val.csv", rows)
     swag = find_task("SWAG")
     read = read_choices(find_file(swag, tmp_path, "dev"), swag)
     assert read.contexts == ["He sits. He", "Rain."]  # what B goes on from
@@ -48,28 +39,28 @@ def test_swag_by_hand(tmp_path):
 
 def test_the_start_of_the_sentence_may_be_missing(tmp_path):
     task = own_task("choice", "text", "start", "label", options=("options",))
-    path = write(tmp_path / "x.jsonl", row(start="He"), row(start=None), row(start=""))
+    path = jsonl(tmp_path / "x.jsonl", row(start="He"), row(start=None), row(start=""))
     for need_labels in (True, False):
         assert read_choices(path, task, need_labels).contexts == ["a He", "a", "a"]
-    with pytest.raises(ValueError, match=r"y\.jsonl:2: column 'start' holds 5, not a text"):
-        read_choices(write(tmp_path / "y.jsonl", row(start="He"), row(start=5)), task)
+    with refused(match=r"y\.jsonl:2: column 'start' holds 5, not a text"):
+        read_choices(jsonl(tmp_path / "y.jsonl", row(start="He"), row(start=5)), task)
 
 
-def test_labels_are_numbers_keys_or_columns(tmp_path):
-    assert read_choices(
-        write(tmp_path / "a.jsonl", row(), row(label="2")), LISTS
-    ).labels.tolist() == [
-        1,
-        2,
-    ]
-    keyed = row(options={"A": "b", "B": "c"}, label="B")
-    assert read_choices(write(tmp_path / "b.jsonl", keyed), LISTS).labels.tolist() == [1]
-    columns = own_task("choice", "text", None, "label", options=("good", "bad"))
-    path = write(tmp_path / "c.jsonl", {"text": "a", "good": "b", "bad": "c", "label": "bad"})
-    assert read_choices(path, columns).labels.tolist() == [1]
+@pytest.mark.parametrize(
+    ("rows", "options", "labels"),
+    [
+        ([row(), row(label="2")], ("options",), [1, 2]),
+        ([row(options={"A": "b", "B": "c"}, label="B")], ("options",), [1]),
+        ([{"text": "a", "good": "b", "bad": "c", "label": "bad"}], ("good", "bad"), [1]),
+    ],
+    ids=["numbers", "keys", "columns"],
+)
+def test_labels_are_numbers_keys_or_columns(tmp_path, rows, options, labels):
+    task = own_task("choice", "text", None, "label", options=options)
+    assert read_choices(jsonl(tmp_path / "a.jsonl", *rows), task).labels.tolist() == labels
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared files are not on this machine")
+@needs("swag")
 def test_the_real_files():
     """Sizes and label counts as ../shared/data/README.md gives them."""
     swag = find_task("swag")
@@ -103,25 +94,23 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_bad_rows_are_one_line_errors(tmp_path, bad, message):
-    with pytest.raises(ValueError, match=message) as error:
-        read_choices(write(tmp_path / "x.jsonl", row(), bad), LISTS)
-    assert "\n" not in str(error.value)
+    with refused(match=message):
+        read_choices(jsonl(tmp_path / "x.jsonl", row(), bad), LISTS)
 
 
 def test_rows_by_hand(tmp_path):
     second = row(text="f g", options=["a b c d e", "a b c d e f g", "a"], label=2)
-    examples = read_choices(write(tmp_path / "x.jsonl", row(), second), LISTS)
-    features = featurize_choice(LETTERS, examples, EncodingSettings(max_length=9))
+    examples = read_choices(jsonl(tmp_path / "x.jsonl", row(), second), LISTS)
+    encoding = EncodingSettings(max_length=9)
+    features = featurize_choice(LETTERS, examples, encoding)
     assert len(features) == 6 and features.labels.tolist() == [1, 2]
-    rows = np.split(features.ids, features.boundaries[1:-1])
-    types = np.split(features.token_types, features.boundaries[1:-1])
-    assert rows[1].tolist() == [CLS, 5, SEP, 7, 8, SEP]  # a, then c d
-    assert types[1].tolist() == [0, 0, 0, 1, 1, 1]
-    assert rows[4].tolist() == [CLS, 10, 11, SEP, 5, 6, 7, 8, SEP]  # f g, then a b c d (cut)
+    rows = by_row(features, features.ids)
+    assert rows[1] == [CLS, 5, SEP, 7, 8, SEP]  # a, then c d
+    assert by_row(features, features.token_types)[1] == [0, 0, 0, 1, 1, 1]
+    assert rows[4] == [CLS, 10, 11, SEP, 5, 6, 7, 8, SEP]  # f g, then a b c d (cut)
     assert features.num_truncated == 1  # two options of one text
-    assert features.long_note(EncodingSettings(max_length=9)) == (
-        "1 of 2 examples have more than 9 tokens and lose their end"
-    )
+    note = "1 of 2 examples have more than 9 tokens and lose their end"
+    assert features.long_note(encoding) == note
 
     assert features.unit_lengths.tolist() == [6, 9]
     (units,) = training_batches(features.unit_lengths, 2, seed=1, epoch=0)
@@ -137,8 +126,8 @@ def test_rows_by_hand(tmp_path):
 
 def test_summary_and_split_by_hand(tmp_path):
     rows = [row(), row(label=0), row(text="h")]
-    train = read_choices(write(tmp_path / "train.jsonl", *rows), LISTS)
-    dev = read_choices(write(tmp_path / "dev.jsonl", row(), row(text="b c")), LISTS)
+    train = read_choices(jsonl(tmp_path / "train.jsonl", *rows), LISTS)
+    dev = read_choices(jsonl(tmp_path / "dev.jsonl", row(), row(text="b c")), LISTS)
     assert summarize(train, dev).splitlines() == [
         "train: 3 examples; 3 options, the right one is 1 66.7%, 0 33.3%, 2 0.0%;"
         " words: median 2, 95% up to 3, longest 3",
@@ -148,7 +137,7 @@ def test_summary_and_split_by_hand(tmp_path):
         "label conflicts: 1 texts of train have two labels or more, the first in lines 1 and 2",
     ]
     many = [row(text=f"t{k}") for k in range(20)]
-    whole = read_choices(write(tmp_path / "many.jsonl", *many, many[3]), LISTS)
+    whole = read_choices(jsonl(tmp_path / "many.jsonl", *many, many[3]), LISTS)
     train, dev = split_dev(whole, 0.25, seed=1)
     assert len(train) + len(dev) == 21 and not set(train.contexts) & set(dev.contexts)
     assert 5 <= len(dev) <= 6

@@ -1,7 +1,6 @@
 """Files of labelled texts: found, read with checks, split and summed up."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -25,51 +24,55 @@ from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.task_types.texts import Classify
 
-GLUE = Path(__file__).parents[2].parent / "shared" / "data" / "glue"
+from ..tiny import write
+from .made import DATA, lines, needs, refused
+
+GLUE = DATA / "glue"
 OWN = own_task("classify", "text", None, "label")
 PAIR = own_task("classify", "text", "other", "label")
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_bytes(text.encode())
-    return path
 
 
 def find_evaluation_files(task, data):
     return evaluate.find_evaluation_files(TASK_TYPES[task.task_type], task, data)
 
 
-def examples(texts: list[str], labels: list[int], names=("a", "b")) -> Examples:
-    return Examples(
-        texts, None, np.array(labels, np.int64), names, "mem", list(range(2, len(texts) + 2))
-    )
+def examples(texts, labels, names=("a", "b"), pairs=None) -> Examples:
+    return Examples(texts, pairs, labels, names, "mem", list(range(2, len(texts) + 2)))
+
+
+def write_arrow(path, table):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pyarrow.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table)
 
 
 def test_csv_with_quotes_and_line_breaks(tmp_path):
-    path = write(
-        tmp_path / "x.csv", 'text,label\n"a, b",yes\n\n"two\nlines ""here""",no\r\nlast,yes\n'
-    )
-    read = read_examples(path, OWN)
+    text = 'text,label\n"a, b",yes\n\n"two\nlines ""here""",no\r\nlast,yes\n'
+    read = read_examples(write(tmp_path / "x.csv", text), OWN)
     assert read.texts == ["a, b", 'two\nlines "here"', "last"]
     assert read.label_names == ("no", "yes")
     assert read.labels.tolist() == [1, 0, 1] and read.labels.dtype == np.int64
     assert read.lines == [2, 4, 6]
 
 
-def test_the_same_rows_in_every_format(tmp_path):
+@pytest.mark.parametrize("ending", [".tsv", ".csv", ".jsonl", ".parquet"])
+def test_the_same_rows_in_every_format(tmp_path, ending):
     rows = [{"text": f"t{k}", "other": f"o{k}", "label": k % 3 * 5, "id": k} for k in range(6)]
-    tsv = ["\t".join(rows[0])] + ["\t".join(map(str, row.values())) for row in rows]
-    write(tmp_path / "x.tsv", "\n".join(tsv))
-    write(tmp_path / "x.csv", "\n".join(line.replace("\t", ",") for line in tsv) + "\n")
-    write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, rows)))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
-    for suffix, first_line in ((".tsv", 2), (".csv", 2), (".jsonl", 1), (".parquet", 1)):
-        read = read_examples(tmp_path / f"x{suffix}", PAIR)
-        assert read.texts == ["t0", "t1", "t2", "t3", "t4", "t5"]
-        assert read.pairs == ["o0", "o1", "o2", "o3", "o4", "o5"]
-        assert read.label_names == ("0", "5", "10")  # by size, not "0", "10", "5"
-        assert read.labels.tolist() == [0, 1, 2, 0, 1, 2]
-        assert read.lines == list(range(first_line, first_line + 6))
+    table = [list(rows[0]), *(map(str, row.values()) for row in rows)]
+    path, first_line = tmp_path / f"x{ending}", 1
+    if ending == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif ending == ".jsonl":
+        write(path, "\n".join(map(json.dumps, rows)))
+    else:
+        write(path, "\n".join({".tsv": "\t", ".csv": ","}[ending].join(row) for row in table))
+        first_line = 2
+    read = read_examples(path, PAIR)
+    assert read.texts == ["t0", "t1", "t2", "t3", "t4", "t5"]
+    assert read.pairs == ["o0", "o1", "o2", "o3", "o4", "o5"]
+    assert read.label_names == ("0", "5", "10")  # by size, not "0", "10", "5"
+    assert read.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert read.lines == list(range(first_line, first_line + 6))
 
 
 def test_glue_formats(tmp_path):
@@ -82,11 +85,9 @@ def test_glue_formats(tmp_path):
     test = read_rows(str(find_file(sst2, tmp_path, "test")), sst2)
     assert test == [{"index": "0", "sentence": "unseen"}]
 
-    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
-    path = write(
-        tmp_path / "msr_paraphrase_train.txt",
-        header + '1\t7\t8\tHe said "no.\tHe said no.\r\n0\t7\t8\tA\tB\r\n',
-    )
+    text = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+    text += '1\t7\t8\tHe said "no.\tHe said no.\r\n0\t7\t8\tA\tB\r\n'
+    path = write(tmp_path / "msr_paraphrase_train.txt", text)
     read = read_examples(path, find_task("mrpc"))
     assert (read.texts, read.pairs) == (['He said "no.', "A"], ["He said no.", "B"])
     assert read.label_names == ("0", "1") and read.labels.tolist() == [1, 0]
@@ -105,18 +106,13 @@ REAL = {
         {"contradiction": 3_349, "entailment": 3_213, "neutral": 3_326},
         {"dev": 6_238, "dev_mismatched": 1_000},
     ),
-    "qnli": (
-        "QNLI",
-        86_105,
-        {"entailment": 43_482, "not_entailment": 42_623},
-        {"dev": 5_463},
-    ),
+    "qnli": ("QNLI", 86_105, {"entailment": 43_482, "not_entailment": 42_623}, {"dev": 5_463}),
     "rte": ("RTE", 2_490, {"entailment": 1_249, "not_entailment": 1_241}, {"dev": 277}),
     "wnli": ("WNLI", 635, {"0": 323, "1": 312}, {"dev": 71}),
 }
 
 
-@pytest.mark.skipif(not GLUE.is_dir(), reason="the shared GLUE files are not on this machine")
+@needs("glue")
 @pytest.mark.parametrize("name", REAL)
 def test_counts_of_the_real_files(name):
     folder, size, counts, splits = REAL[name]
@@ -132,12 +128,12 @@ def test_counts_of_the_real_files(name):
     assert {split: len(examples) for split, examples in read.items()} == splits
 
 
-@pytest.mark.skipif(not GLUE.is_dir(), reason="the shared GLUE files are not on this machine")
-def test_unlabelled_test_files():
-    for name, folder, size in (("cola", "CoLA", 1_063), ("stsb", "STS-B", 1_379)):
-        task = find_task(name)
-        test = read_rows(str(find_file(task, GLUE / folder, "test")), task)
-        assert len(test) == size and task.label not in test[0]
+@needs("glue")
+@pytest.mark.parametrize(("name", "size"), [("cola", 1_063), ("stsb", 1_379)])
+def test_unlabelled_test_files(name, size):
+    task = find_task(name)
+    test = read_rows(str(find_file(task, GLUE / REAL[name][0], "test")), task)
+    assert len(test) == size and task.label not in test[0]
 
 
 def test_find_file(tmp_path):
@@ -154,11 +150,11 @@ def test_find_file(tmp_path):
     assert find_file(OWN, single, "train") == single
     assert find_file(OWN, single, "dev") is None  # never train on what is scored
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"no training file .*msr_paraphrase_train.txt, train.csv"):
+    with refused(match=r"no training file .*msr_paraphrase_train.txt, train.csv"):
         find_file(find_task("mrpc"), tmp_path / "empty", "train")
-    with pytest.raises(ValueError, match="no such file or folder"):
+    with refused(match="no such file or folder"):
         find_file(OWN, tmp_path / "absent", "train")
-    with pytest.raises(ValueError, match="no labelled test or dev file; name the file itself"):
+    with refused(match="no labelled test or dev file; name the file itself"):
         find_evaluation_files(OWN, tmp_path / "empty")
 
 
@@ -176,7 +172,7 @@ UNLABELLED = [  # without the column 'label', or with nothing in it
 @pytest.mark.parametrize(("name", "content"), UNLABELLED)
 def test_a_test_file_without_labels_is_passed_over(tmp_path, name, content, capsys):
     test = write(tmp_path / name, content)
-    with pytest.raises(ValueError, match="no labelled test or dev file"):
+    with refused(match="no labelled test or dev file"):
         find_evaluation_files(OWN, tmp_path)
     dev = write(tmp_path / "dev.csv", "text,label\na,1\n")
     assert find_evaluation_files(OWN, tmp_path) == {"dev": dev}
@@ -186,20 +182,25 @@ def test_a_test_file_without_labels_is_passed_over(tmp_path, name, content, caps
     assert find_evaluation_files(other, tmp_path) == {"test": test}
 
 
-def test_questions_whose_answers_are_withheld(tmp_path):
+EMPTY = {"question": "a", "context": "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.json", '{"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}'),
+        ("test.jsonl", lines({**EMPTY, "answers": {"text": [], "answer_start": []}})),
+        ("test.jsonl", lines({**EMPTY, "answers": []})),
+    ],
+)
+def test_questions_whose_answers_are_withheld(tmp_path, name, content):
     own = own_task("answer", "question", "context", "answers")
     dev = write(tmp_path / "dev.json", "{}")
-    empty = '{"question": "a", "context": "b", "answers": %s}\n'
-    for name, content in (
-        ("test.json", '{"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}'),
-        ("test.jsonl", empty % '{"text": [], "answer_start": []}'),
-        ("test.jsonl", empty % "[]"),
-    ):
-        test = write(tmp_path / name, content)
-        assert not AnswerQuestions().is_labelled(test, own)
-        assert find_evaluation_files(own, tmp_path) == {"dev": dev}
-        test.unlink()
-    test = write(tmp_path / "test.jsonl", empty % "[]" + empty % '{"text": ["b"]}')
+    assert not AnswerQuestions().is_labelled(write(tmp_path / name, content), own)
+    assert find_evaluation_files(own, tmp_path) == {"dev": dev}
+    (tmp_path / name).unlink()
+    some = [{**EMPTY, "answers": answers} for answers in ([], {"text": ["b"]})]
+    test = write(tmp_path / "test.jsonl", lines(*some))
     assert find_evaluation_files(own, tmp_path) == {"test": test}
 
 
@@ -209,32 +210,30 @@ def test_a_test_file_with_some_labels_is_measured_on(tmp_path):
     assert find_evaluation_files(OWN, tmp_path) == {"test": test}
 
 
-def test_columns_without_names_may_be_labelled(tmp_path):
+@pytest.mark.parametrize("name", ["test.conll", "test.txt"])
+def test_columns_without_names_may_be_labelled(tmp_path, name):
     words = own_task("tag", "tokens", None, "tags")
-    for name in ("test.conll", "test.txt"):
-        assert is_labelled(write(tmp_path / name, "Ann\tB-PER\n"), words)
+    assert is_labelled(write(tmp_path / name, "Ann\tB-PER\n"), words)
 
 
 def test_what_dev_names(tmp_path):
     data = write(tmp_path / "train.csv", "text,label\na,1\nb,2\n")
-    with pytest.raises(ValueError, match=r"^--dev \S+: a folder: name the file in it$"):
+    with refused(match=r"^--dev \S+: a folder: name the file in it$"):
         read_data(Classify(), OWN, data, tmp_path)
-    with pytest.raises(ValueError, match="absent.csv: no such file"):
+    with refused(match="absent.csv: no such file"):
         read_data(Classify(), OWN, data, tmp_path / "absent.csv")
     split = tmp_path / "validation"
-    split.mkdir()
     write(split / "state.json", "{}")
     table = pyarrow.Table.from_pylist([{"text": "c", "label": "2"}])
-    with pyarrow.ipc.new_stream(split / "data-00000-of-00001.arrow", table.schema) as stream:
-        stream.write_table(table)
+    write_arrow(split / "data-00000-of-00001.arrow", table)
     _, sets, record = read_data(Classify(), OWN, data, split)
     assert sets["dev"].texts == ["c"] and record["dev"] == str(split / "data-*.arrow")
 
 
 def test_other_names_of_the_dev_set(tmp_path):
     for name in ("val.csv", "valid.tsv", "validation.jsonl"):
-        write(tmp_path / name, "")
-        assert find_file(OWN, tmp_path, "dev") == tmp_path / name
+        path = write(tmp_path / name, "")
+        assert find_file(OWN, tmp_path, "dev") == path
 
 
 def test_broken_rows_of_qqp_are_left_out_with_a_warning(tmp_path, capsys):
@@ -245,7 +244,7 @@ def test_broken_rows_of_qqp_are_left_out_with_a_warning(tmp_path, capsys):
     read = read_examples(path, find_task("qqp"))
     assert (read.texts, read.labels.tolist(), read.lines) == (["Why?", "When?"], [1, 0], [2, 5])
     assert "train.tsv: 2 broken rows are left out, the first in line 3\n" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"train.tsv:3: 5 cells"):  # never a test example
+    with refused(match=r"train.tsv:3: 5 cells"):  # never a test example
         read_rows(str(path), find_task("qqp"))
 
 
@@ -253,18 +252,11 @@ def test_mnli_has_two_dev_sets(tmp_path):
     task = find_task("mnli")
     assert task.dev_splits == ("dev", "dev_mismatched")
     official = "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\ta\tb\tneutral\tneutral\n"
-    for name in ("matched", "mismatched"):
-        write(tmp_path / f"dev_{name}.tsv", official)
-    found = find_evaluation_files(task, tmp_path)
-    assert found == {
-        "dev": tmp_path / "dev_matched.tsv",
-        "dev_mismatched": tmp_path / "dev_mismatched.tsv",
-    }
-    read = read_examples(found["dev_mismatched"], task, task.labels)
-    assert (read.label_names, read.labels.tolist()) == (
-        ("contradiction", "entailment", "neutral"),
-        [2],
-    )
+    dev, other = (write(tmp_path / f"dev_{k}matched.tsv", official) for k in ("", "mis"))
+    assert find_evaluation_files(task, tmp_path) == {"dev": dev, "dev_mismatched": other}
+    read = read_examples(other, task, task.labels)
+    assert read.label_names == ("contradiction", "entailment", "neutral")
+    assert read.labels.tolist() == [2]
 
 
 def test_a_hugging_face_folder(tmp_path):
@@ -279,9 +271,8 @@ def test_a_hugging_face_folder(tmp_path):
 
     hub = tmp_path / "hub" / "data"
     hub.mkdir(parents=True)
-    described = table.replace_schema_metadata(
-        {"huggingface": json.dumps({"info": {"features": features}})}
-    )
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    described = table.replace_schema_metadata(metadata)
     parquet.write_table(described.slice(0, 4), hub / "train-00000-of-00002.parquet")
     parquet.write_table(described.slice(4), hub / "train-00001-of-00002.parquet")
     parquet.write_table(described, hub / "validation-00000-of-00001.parquet")
@@ -291,12 +282,9 @@ def test_a_hugging_face_folder(tmp_path):
 
     saved = tmp_path / "saved"
     for split in ("train", "validation"):
-        (saved / split).mkdir(parents=True)
         write(saved / split / "dataset_info.json", json.dumps({"features": features}))
         write(saved / split / "state.json", "{}")
-        target = saved / split / "data-00000-of-00001.arrow"
-        with pyarrow.ipc.new_stream(target, table.schema) as stream:
-            stream.write_table(table)
+        write_arrow(saved / split / "data-00000-of-00001.arrow", table)
 
     for folder in (tmp_path / "hub", saved):
         train = read_examples(find_file(OWN, folder, "train"), OWN)
@@ -319,48 +307,28 @@ BAD = [
     ("x.csv", "text,lable\na,1\n", r"x.csv: no column 'label' for --label: did you mean 'lable'\?"),
     ("x.csv", "a,b\n1,2\n", r"no column 'text' for --text: .* \(columns: a, b\)"),
     ("x.csv", "text,label,label\na,1,2\n", r"column 'label' \(--label\) is there twice"),
-    ("x.csv", "text,label\na,1\nb\n", r"x.csv:3: 1 cells, but the header has 2"),
     ("x.tsv", "text\tlabel\na\tb\t1\n", r"x.tsv:2: 3 cells, but the header has 2"),
-    ("x.csv", 'text,label\na,1\n"b,0\nc,1\n', r"x.csv:3: broken row \(unexpected end of data\)"),
     ("x.csv", "text,label\na,1\n  ,0\n", r"x.csv:3: empty text in column 'text'"),
     ("x.csv", "text,label\na,1\nb, \n", r"x.csv:3: empty label in column 'label'"),
     ("x.csv", "text,label\na,1\nb,1\n", r"every example has the label '1'"),
     ("x.csv", "text,label\n", r"no examples in this file"),
     ("x.csv", "", r"no examples in this file"),
-    ("x.csv", "text,label\na\0,1\n", r"x.csv:2: a NUL byte"),
-    ("x.docx", "text", r"cannot read '.docx': use one of .csv"),
-    ("x.jsonl", '{"text": "a", "label": 1}\n{"text": \n', r"x.jsonl:2: not valid JSON"),
-    ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', r"x.jsonl:2: expected a JSON object"),
-    ("x.jsonl", '{"text": "a", "text": "b"}\n', r"x.jsonl:1: 'text' is there twice: keep one"),
     ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', r"x.jsonl:2: no column 'label'"),
     ("x.jsonl", '{"text": 3, "label": 1}\n', r"x.jsonl:1: column 'text' holds 3, not a text"),
-    (
-        "x.jsonl",
-        '{"text": "a", "label": [1, 2]}\n',
-        r"x.jsonl:1: \[1, 2\] in .* is not one label",
-    ),
-    ("x.parquet", "not parquet", r"x.parquet: not a readable parquet file"),
+    ("x.jsonl", '{"text": "a", "label": [1, 2]}\n', r"x.jsonl:1: \[1, 2\] in .* is not one label"),
+    ("absent.csv", None, "absent.csv: no such file"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD)
 def test_bad_files_are_one_line_errors(tmp_path, name, content, message):
-    with pytest.raises(ValueError, match=message) as error:
-        read_examples(write(tmp_path / name, content), OWN)
-    assert "\n" not in str(error.value)
-
-
-def test_wrong_encoding_and_missing_file(tmp_path):
-    (tmp_path / "x.csv").write_bytes("text,label\nok,1\ncaf\xe9,0\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"x.csv:3: not UTF-8"):
-        read_examples(tmp_path / "x.csv", OWN)
-    with pytest.raises(ValueError, match="absent.csv: no such file"):
-        read_examples(tmp_path / "absent.csv", OWN)
+    with refused(match=message):
+        read_examples(tmp_path / name if content is None else write(tmp_path / name, content), OWN)
 
 
 def test_unknown_label_in_a_dev_file(tmp_path):
     path = write(tmp_path / "dev.csv", "text,label\na,yes\nb,maybe\n")
-    with pytest.raises(ValueError, match=r"dev.csv:3: unknown label 'maybe' \(known: no, yes\)"):
+    with refused(match=r"dev.csv:3: unknown label 'maybe' \(known: no, yes\)"):
         read_examples(path, OWN, label_names=("no", "yes"))
     one_class = write(tmp_path / "one.csv", "text,label\na,yes\n")
     assert read_examples(one_class, OWN, ("no", "yes")).labels.tolist() == [1]
@@ -368,16 +336,17 @@ def test_unknown_label_in_a_dev_file(tmp_path):
 
 def test_split_dev_is_stratified_and_keeps_copies_together():
     texts = [f"text {k}" for k in range(100)] + ["text 7"] * 5 + ["once"]
-    whole = examples(texts, [0] * 80 + [1] * 20 + [0] * 5 + [2], ("a", "b", "c"))
+    labels = np.array([0] * 80 + [1] * 20 + [0] * 5 + [2])
+    whole = examples(texts, labels, ("a", "b", "c"))
     train, dev = split_dev(whole, 0.1, seed=3)
     assert sorted(train.lines + dev.lines) == whole.lines
     assert not set(train.texts) & set(dev.texts)
-    distinct = {text: label for text, label in zip(dev.texts, dev.labels, strict=True)}
+    distinct = dict(zip(dev.texts, dev.labels, strict=True))
     assert np.bincount(list(distinct.values()), minlength=3).tolist() == [8, 2, 0]
     assert split_dev(whole, 0.1, seed=3)[1].texts == dev.texts
     assert split_dev(whole, 0.1, seed=4)[1].texts != dev.texts
-    with pytest.raises(ValueError, match="too few examples.*--dev"):
-        split_dev(examples(["x", "y"], [0, 1]), 0.1, seed=0)
+    with refused(match="too few examples.*--dev"):
+        split_dev(examples(["x", "y"], np.array([0, 1])), 0.1, seed=0)
 
 
 def test_split_dev_of_label_sets_and_scores():
@@ -386,24 +355,19 @@ def test_split_dev_of_label_sets_and_scores():
     labels[:90, 0] = True
     labels[50:70, 1] = True
     labels[60:64, 2] = True  # with both others; the rarest, so these four are a stratum
-    whole = Examples(texts, None, labels, ("a", "b", "c"), "mem", list(range(100)))
-    train, dev = split_dev(whole, 0.25, seed=1)
+    train, dev = split_dev(examples(texts, labels, ("a", "b", "c")), 0.25, seed=1)
     assert dev.labels.sum(axis=0).tolist()[1:] == [5, 1]  # 16 / 4 + the one of c; 4 / 4
     assert (~dev.labels.any(axis=1)).sum() == 2  # round(10 / 4): those without are a stratum too
     assert len(train) + len(dev) == 100
 
     scores = np.linspace(0, 1, 100, dtype=np.float32)
-    train, dev = split_dev(Examples(texts, None, scores, (), "mem", list(range(100))), 0.1, seed=1)
+    train, dev = split_dev(examples(texts, scores, ()), 0.1, seed=1)
     assert (len(train), len(dev)) == (90, 10) and dev.labels.dtype == np.float32
 
 
-def labelled(texts, labels, names=("a", "b"), pairs=None) -> Examples:
-    return Examples(texts, pairs, labels, names, "mem", list(range(2, len(texts) + 2)))
-
-
 def test_classes_by_hand():
-    train = labelled(["one two", "one two", "three", "a b c"], np.array([0, 0, 1, 1]))
-    dev = labelled(["three", "new", " a b c"], np.array([1, 0, 0]))
+    train = examples(["one two", "one two", "three", "a b c"], np.array([0, 0, 1, 1]))
+    dev = examples(["three", "new", " a b c"], np.array([1, 0, 0]))
     assert summarize(train, dev).splitlines() == [
         "train: 4 examples; a 50.0%, b 50.0%; words: median 2, 95% up to 3, longest 3",
         "dev:   3 examples; a 66.7%, b 33.3%; words: median 1, 95% up to 3, longest 3",
@@ -412,24 +376,24 @@ def test_classes_by_hand():
 
 
 def test_scores_and_sets_by_hand():
-    scores = labelled(["a", "b", "c", "d", "e"], np.array([0, 1, 2, 3, 4.5], np.float32), ())
+    scores = examples(["a", "b", "c", "d", "e"], np.array([0, 1, 2, 3, 4.5], np.float32), ())
     assert summarize(scores, scores).startswith(
         "train: 5 examples; scores 0 to 4.5, mean 2.1, quartiles 1, 2, 3; words:"
     )
-    sets = labelled(["a", "b", "c", "d"], np.array([[0, 1], [1, 1], [0, 0], [0, 1]], bool))
+    sets = examples(["a", "b", "c", "d"], np.array([[0, 1], [1, 1], [0, 0], [0, 1]], bool))
     assert summarize(sets, sets).startswith(
         "train: 4 examples; 1.00 labels a text, 1 without; b 75.0%, a 25.0%; words:"
     )
 
 
 def test_the_same_text_with_two_labels():
-    texts = ["x", "y", "x ", "x", "y"]
-    assert label_conflicts(labelled(texts, np.array([0, 1, 0, 1, 1]))) == [[0, 3]]
-    assert label_conflicts(labelled(texts, np.array([0.0, 1, 0, 0, 2], np.float32), ())) == [[1, 4]]
+    texts, classes = ["x", "y", "x ", "x", "y"], np.array([0, 1, 0, 1, 1])
     sets = np.array([[0, 1], [1, 1], [1, 1], [1, 0], [1, 1]], bool)
-    assert label_conflicts(labelled(texts, sets)) == [[0, 2, 3]]
-    assert not label_conflicts(labelled(texts, np.array([0, 1, 0, 1, 1]), pairs=list("pqrst")))
-    train = labelled(texts, np.array([0, 1, 0, 1, 1]))
+    assert label_conflicts(examples(texts, classes)) == [[0, 3]]
+    assert label_conflicts(examples(texts, np.float32([0, 1, 0, 0, 2]), ())) == [[1, 4]]
+    assert label_conflicts(examples(texts, sets)) == [[0, 2, 3]]
+    assert not label_conflicts(examples(texts, classes, pairs=list("pqrst")))
+    train = examples(texts, classes)
     assert summarize(train, train).endswith(
         "\nlabel conflicts: 1 texts of train have two labels or more, the first in lines 2 and 5"
     )

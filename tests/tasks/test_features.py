@@ -9,42 +9,50 @@ from bertsmith.tasks.choice import ChoiceExamples, featurize_choice
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.features import featurize, pool, token_budget_batches, training_batches
 from bertsmith.tasks.task import EncodingSettings
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-PAD, _, CLS, SEP, _ = range(5)
-LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))  # a..h are 5..12
+from .made import ALPHABET, CLS, LETTERS, PAD, SEP, by_row
+
+PIECES = ["-", "?", "[", "]", "_", *ALPHABET]  # by id: [a b] is CLS a b SEP
 
 
 def of(texts, pairs=None, labels=None) -> Examples:
     return Examples(texts, pairs, labels, ("0", "1"), "mem", list(range(1, len(texts) + 1)))
 
 
+def choices(contexts, options, labels=None) -> ChoiceExamples:
+    return ChoiceExamples(contexts, options, labels, "mem", list(range(1, len(contexts) + 1)))
+
+
+def spaced(*texts: str) -> list[str]:
+    return [" ".join(text) for text in texts]
+
+
+def shown(features) -> list[str]:
+    """Rows as "[abc]bc]"; the second text is of type 1, with its ]."""
+    texts = ["".join(PIECES[k] for k in row) for row in by_row(features, features.ids)]
+    for text, types in zip(texts, by_row(features, features.token_types), strict=True):
+        second = len(text) - text.index("]") - 1
+        assert types == [0] * (len(text) - second) + [1] * second
+    return texts
+
+
 def test_single_texts_by_hand():
     features = featurize(LETTERS, of(["a b", "c d e f g h", "h"]), EncodingSettings(max_length=6))
-    rows = np.split(features.ids, features.boundaries[1:-1])
-    assert [row.tolist() for row in rows] == [
-        [CLS, 5, 6, SEP],
-        [CLS, 7, 8, 9, 10, SEP],  # the head stays
-        [CLS, 12, SEP],
-    ]
+    rows = by_row(features, features.ids)
+    assert rows == [[CLS, 5, 6, SEP], [CLS, 7, 8, 9, 10, SEP], [CLS, 12, SEP]]  # the head stays
     assert not features.token_types.any()
     assert features.num_truncated == 1
     assert (features.ids.dtype, features.boundaries.dtype) == (np.int32, np.int64)
 
 
 def test_pairs_by_hand():
-    features = featurize(
-        LETTERS,
-        of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0])),
-        EncodingSettings(max_length=7),
-    )
-    rows = np.split(features.ids, features.boundaries[1:-1])
-    types = np.split(features.token_types, features.boundaries[1:-1])
-    assert rows[0].tolist() == [CLS, 5, 6, SEP, 7, SEP]
-    assert types[0].tolist() == [0, 0, 0, 0, 1, 1]
-    assert rows[1].tolist() == [CLS, 5, SEP, 7, 8, 9, SEP]  # the longer text is cut
-    assert types[1].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    examples = of(["a b", "a"], ["c", "c d e f g"], np.array([1, 0]))
+    features = featurize(LETTERS, examples, EncodingSettings(max_length=7))
+    rows, types = by_row(features, features.ids), by_row(features, features.token_types)
+    assert rows[0] == [CLS, 5, 6, SEP, 7, SEP]
+    assert types[0] == [0, 0, 0, 0, 1, 1]
+    assert rows[1] == [CLS, 5, SEP, 7, 8, 9, SEP]  # the longer text is cut
+    assert types[1] == [0, 0, 0, 1, 1, 1, 1]
     assert features.labels.tolist() == [1, 0]
     assert features.unit_lengths.tolist() == [6, 7]
     outputs = np.ones((2, 3))
@@ -52,13 +60,12 @@ def test_pairs_by_hand():
 
     input_ids, token_types, lengths = features.padded(np.array([1, 0]), pad_id=PAD)
     assert input_ids.shape == (2, 7)  # not 8: never above max_length
-    assert input_ids.tolist() == [rows[1].tolist(), [*rows[0].tolist(), PAD]]
-    assert token_types.tolist() == [types[1].tolist(), [*types[0].tolist(), 0]]
+    assert input_ids.tolist() == [rows[1], [*rows[0], PAD]]
+    assert token_types.tolist() == [types[1], [*types[0], 0]]
     assert lengths.tolist() == [7, 6]
-    batch = features.batch(np.array([1, 0]), PAD)
-    assert batch["ids"].tolist() == input_ids.tolist()
-    assert batch["types"].tolist() == token_types.tolist()
-    assert (batch["lengths"].tolist(), batch["labels"].tolist()) == ([7, 6], [0, 1])
+    batch = {name: part.tolist() for name, part in features.batch(np.array([1, 0]), PAD).items()}
+    assert (batch["ids"], batch["types"]) == (input_ids.tolist(), token_types.tolist())
+    assert (batch["lengths"], batch["labels"]) == ([7, 6], [0, 1])
 
 
 def test_padding_is_rounded_up():
@@ -67,21 +74,13 @@ def test_padding_is_rounded_up():
 
 
 def test_some_rows_by_themselves():
-    features = featurize(
-        LETTERS, of(["a b", "c d e", "a", "b"], pairs=[*"cdef"]), EncodingSettings(8)
-    )
+    examples = of(["a b", "c d e", "a", "b"], pairs=[*"cdef"])
+    features = featurize(LETTERS, examples, EncodingSettings(8))
     some = features.of_rows(np.array([3, 0]))
     both = some.padded(np.array([0, 1]), PAD), features.padded(np.array([3, 0]), PAD)
     for ours, theirs in zip(*both, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert len(some) == 2
-
-
-def test_too_short_a_length():
-    with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurize(LETTERS, of(["a"], ["b"]), EncodingSettings(max_length=4))
-    with pytest.raises(ValueError, match="max_length = -1 is too short: at least 3"):
-        featurize(LETTERS, of(["a"]), EncodingSettings(max_length=-1))
 
 
 def test_training_batches_cover_once_are_random_and_save_padding():
@@ -107,32 +106,9 @@ def test_token_budget():
     assert [len(batch) for batch in token_budget_batches(np.array([5, 900]), 512)] == [1, 1]
 
 
-LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh"]))
-PIECES = ["-", "?", "[", "]", "_", *"abcdefgh"]  # by id: [a b] is CLS a b SEP
-
-
-def choices(contexts, options, labels=None) -> ChoiceExamples:
-    return ChoiceExamples(contexts, options, labels, "mem", list(range(1, len(contexts) + 1)))
-
-
-def spaced(text) -> str:
-    return " ".join(text)
-
-
-def shown(features) -> list[str]:
-    """Rows as "[abc]bc]"; the second text is of type 1, with its ]."""
-    rows = np.split(features.ids, features.boundaries[1:-1])
-    types = np.split(features.token_types, features.boundaries[1:-1])
-    texts = ["".join(PIECES[k] for k in row) for row in rows]
-    for text, of_row in zip(texts, types, strict=True):
-        second = len(text) - text.index("]") - 1
-        assert of_row.tolist() == [0] * (len(text) - second) + [1] * second
-    return texts
-
-
 def test_head_and_tail_by_hand():
     encoding = EncodingSettings(max_length=10, long_texts="head-tail")
-    texts = [spaced("hgfedcbaabcdefgh"), spaced("abcdefgh"), ""]
+    texts = spaced("hgfedcbaabcdefgh", "abcdefgh", "")
     features = featurize(LETTERS, of(texts, labels=np.array([1, 0, 1])), encoding)
     assert shown(features) == ["[hgcdefgh]", "[abcdefgh]", "[]"]  # 2 and 6 of 8
     assert features.num_truncated == 1
@@ -142,9 +118,7 @@ def test_head_and_tail_by_hand():
 def test_head_and_tail_are_those_of_the_paper():
     """128 and 382 of 510 (arXiv 1905.05583, section 5.3.1)."""
     text = spaced("a" * 128 + "b" * 200 + "c" * 382)
-    features = featurize(
-        LETTERS, of([text]), EncodingSettings(max_length=512, long_texts="head-tail")
-    )
+    features = featurize(LETTERS, of(text), EncodingSettings(512, "head-tail"))
     assert shown(features) == ["[" + "a" * 128 + "c" * 382 + "]"]
 
 
@@ -157,8 +131,8 @@ def test_a_context_without_a_token_is_one_window():
 
 def test_the_longer_text_of_a_pair_loses_its_middle():
     encoding = EncodingSettings(max_length=9, long_texts="head-tail")  # room for 6
-    first = [spaced("abcdefgh"), "a b", spaced("abcdefgh"), "a b c"]
-    second = ["g h", spaced("abcdefgh"), spaced("habcdefg"), "d e f"]
+    first = spaced("abcdefgh", "ab", "abcdefgh", "abc")
+    second = spaced("gh", "abcdefgh", "habcdefg", "def")
     features = featurize(LETTERS, of(first, second), encoding)
     assert shown(features) == ["[afgh]gh]", "[ab]afgh]", "[agh]hfg]", "[abc]def]"]
     assert features.num_truncated == 3
@@ -166,23 +140,21 @@ def test_the_longer_text_of_a_pair_loses_its_middle():
 
 def test_windows_by_hand():
     encoding = EncodingSettings(max_length=6, long_texts="windows", doc_stride=3)
-    examples = of([spaced("abcdefgh"), "a", spaced("abcde"), ""], labels=np.array([1, 0, 1, 0]))
+    examples = of(spaced("abcdefgh", "a", "abcde", ""), labels=np.array([1, 0, 1, 0]))
     features = featurize(LETTERS, examples, encoding)
     assert shown(features) == ["[abcd]", "[defg]", "[efgh]", "[a]", "[abcd]", "[bcde]", "[]"]
     assert features.unit_examples.tolist() == [0, 0, 0, 1, 2, 2, 3]
     assert features.labels.tolist() == [1, 1, 1, 0, 1, 1, 0]
     assert features.num_truncated == 0  # nothing is lost
     # a stride longer than a window would leave tokens out
-    wide = featurize(
-        LETTERS, of([spaced("abcdefgh")]), EncodingSettings(6, "windows", doc_stride=100)
-    )
+    wide = featurize(LETTERS, of(spaced("abcdefgh")), EncodingSettings(6, "windows", 100))
     assert shown(wide) == ["[abcd]", "[efgh]"] and wide.labels is None
 
 
 def test_windows_of_pairs_by_hand():
     encoding = EncodingSettings(max_length=9, long_texts="windows", doc_stride=2)  # room for 6
-    first = [spaced("abcdefgh"), "a b", spaced("abcd"), "a b c"]
-    second = ["g h", spaced("abcdef"), spaced("efgh"), "d e f"]
+    first = spaced("abcdefgh", "ab", "abcd", "abc")
+    second = spaced("gh", "abcdef", "efgh", "def")
     labels = np.array([[0, 1], [1, 0], [1, 1], [0, 0]], bool)
     features = featurize(LETTERS, of(first, second, labels), encoding)
     assert shown(features) == [
@@ -198,8 +170,8 @@ def test_windows_of_pairs_by_hand():
 
 def test_windows_of_a_choice_by_hand():
     encoding = EncodingSettings(max_length=9, long_texts="windows", doc_stride=3)  # room for 6
-    contexts = [spaced("abcdefg"), "a", "a b c d"]
-    options = [["h", "a b"], [spaced("bcdefgh"), "h"], [spaced("abcde"), "c"]]
+    contexts = spaced("abcdefg", "a", "abcd")
+    options = [spaced("h", "ab"), spaced("bcdefgh", "h"), spaced("abcde", "c")]
     examples = choices(contexts, options, np.array([1, 0, 1]))
     features = featurize_choice(LETTERS, examples, encoding)
     assert shown(features) == [
@@ -221,7 +193,7 @@ def test_windows_of_a_choice_by_hand():
 
 
 def test_a_choice_keeps_heads_and_tails():
-    examples = choices([spaced("abcdefgh")], [["a", "b c"]], np.array([1]))
+    examples = choices(spaced("abcdefgh"), [["a", "b c"]], np.array([1]))
     features = featurize_choice(LETTERS, examples, EncodingSettings(9, "head-tail"))
     assert shown(features) == ["[aefgh]a]", "[afgh]bc]"]
     assert features.num_truncated == 1 and features.labels.tolist() == [1]  # one text
@@ -251,11 +223,11 @@ def test_windows_are_those_of_a_slow_reference(paired):
     random = np.random.default_rng(1 + paired)
     for _ in range(60):
         sizes = random.integers(0, 25, (2, 8))
-        texts = [["".join(random.choice(list("abcdefgh"), n)) for n in row] for row in sizes]
+        texts = [["".join(random.choice(list(ALPHABET), n)) for n in row] for row in sizes]
         first, second = texts if paired else (texts[0], None)
         max_length, stride = int(random.integers(5, 20)), int(random.integers(1, 25))
         encoding = EncodingSettings(max_length, "windows", stride)
-        examples = of(list(map(spaced, first)), second and list(map(spaced, second)))
+        examples = of(spaced(*first), second and spaced(*second))
         features = featurize(LETTERS, examples, encoding)
         expected, owners = [], []
         for k, text in enumerate(first):
@@ -273,8 +245,8 @@ def test_windows_are_those_of_a_slow_reference(paired):
 @pytest.mark.parametrize("paired", [False, True])
 def test_what_fits_is_laid_out_as_ever(way, paired):
     random = np.random.default_rng(3)
-    texts = [[spaced("abcdefgh"[:n]) for n in random.integers(0, 9, 20)] for _ in range(2)]
-    examples = of(texts[0], texts[1] if paired else None)
+    first, second = (spaced(*(ALPHABET[:n] for n in random.integers(0, 9, 20))) for _ in range(2))
+    examples = of(first, second if paired else None)
     plain = featurize(LETTERS, examples, EncodingSettings(19))
     features = featurize(LETTERS, examples, EncodingSettings(19, way))
     assert shown(features) == shown(plain) and features.num_truncated == 0
@@ -283,13 +255,19 @@ def test_what_fits_is_laid_out_as_ever(way, paired):
 
 
 @pytest.mark.parametrize("way", ["cut", "head-tail", "windows"])
-def test_no_room(way):
-    with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurize(LETTERS, of(["a"], ["b"]), EncodingSettings(4, way))
-    with pytest.raises(ValueError, match="max_length = 4 is too short: at least 5"):
-        featurize_choice(LETTERS, choices(["a"], [["b", "c"]]), EncodingSettings(4, way))
-    with pytest.raises(ValueError, match="max_length = 2 is too short: at least 3"):
-        featurize(LETTERS, of(["a"]), EncodingSettings(2, way))
+@pytest.mark.parametrize(
+    ("made", "examples", "max_length", "least"),
+    [
+        (featurize, of(["a"], ["b"]), 4, 5),
+        (featurize, of(["a"]), 2, 3),
+        (featurize, of(["a"]), -1, 3),
+        (featurize_choice, choices(["a"], [["b", "c"]]), 4, 5),
+    ],
+)
+def test_no_room(way, made, examples, max_length, least):
+    message = f"max_length = {max_length} is too short: at least {least}"
+    with pytest.raises(ValueError, match=message):
+        made(LETTERS, examples, EncodingSettings(max_length, way))
 
 
 TEXTS = np.array([0, 0, 0, 1])
@@ -301,21 +279,15 @@ def test_pooled_classes_by_hand():
     pooled = {how: pool(logits, TEXTS, how, exclusive=True) for how in ("mean", "max", "vote")}
     assert all(values.dtype == np.float32 and values.shape == (2, 3) for values in pooled.values())
     np.testing.assert_allclose(np.exp(pooled["max"][0]), [0.5, 0.6, 0.7], rtol=1e-6)
-    means = [
-        (0.1 * 0.5 * 0.1) ** (1 / 3),
-        (0.6 * 0.2 * 0.2) ** (1 / 3),
-        (0.3 * 0.3 * 0.7) ** (1 / 3),
-    ]
+    means = np.cbrt([0.1 * 0.5 * 0.1, 0.6 * 0.2 * 0.2, 0.3 * 0.3 * 0.7])
     np.testing.assert_allclose(np.exp(pooled["mean"][0]), means, rtol=1e-6)
     # a vote each; the mean of the probabilities, [7, 10, 13] / 30, decides
     expected = np.array([1 + 7 / 30, 1 + 10 / 30, 1 + 13 / 30]) / 4
     np.testing.assert_allclose(np.exp(pooled["vote"][0]), expected, rtol=1e-6)
     assert {how: values[1].argmax() for how, values in pooled.items()} == dict.fromkeys(pooled, 2)
     # two votes are more than certainty in one
-    votes = pool(
-        np.log([[0.99, 0.01], [0.4, 0.6], [0.4, 0.6]]), np.zeros(3, np.int64), "vote", True
-    )
-    assert votes.argmax() == 1
+    certain = np.log([[0.99, 0.01], [0.4, 0.6], [0.4, 0.6]])
+    assert pool(certain, np.zeros(3, np.int64), "vote", True).argmax() == 1
 
 
 def test_pooled_scores_and_labels_by_hand():
@@ -353,22 +325,19 @@ def test_pooling_is_that_of_each_text_alone():
 
 
 @pytest.mark.parametrize(
-    ("encoding", "note"),
+    ("max_length", "way", "note"),
     [
-        (EncodingSettings(40), None),
-        (EncodingSettings(40, "head-tail"), None),
-        (EncodingSettings(40, "windows"), None),
-        (EncodingSettings(6), "1 of 2 examples have more than 6 tokens and lose their end"),
-        (
-            EncodingSettings(6, "head-tail"),
-            "1 of 2 examples have more than 6 tokens and lose their middle",
-        ),
-        (EncodingSettings(6, "windows"), "2 examples are read in 3 windows of at most 6 tokens"),
+        (40, "cut", None),
+        (40, "head-tail", None),
+        (40, "windows", None),
+        (6, "cut", "1 of 2 examples have more than 6 tokens and lose their end"),
+        (6, "head-tail", "1 of 2 examples have more than 6 tokens and lose their middle"),
+        (6, "windows", "2 examples are read in 3 windows of at most 6 tokens"),
     ],
 )
-def test_what_became_of_long_texts_is_said(encoding, note):
-    features = featurize(LETTERS, of([spaced("abcdefgh"), "a"]), encoding)
-    assert features.long_note(encoding) == note
+def test_what_became_of_long_texts_is_said(max_length, way, note):
+    encoding = EncodingSettings(max_length, way)
+    assert featurize(LETTERS, of(spaced("abcdefgh", "a")), encoding).long_note(encoding) == note
 
 
 def test_that_the_shorter_text_is_cut_is_said():

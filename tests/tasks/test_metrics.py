@@ -1,7 +1,6 @@
 """Scores against their definitions, thresholds against a search over every one."""
 
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -23,39 +22,32 @@ TRUE = np.array([1, 1, 1, 0, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 0, 0, 1, 0, 1])  # 3 right of class 1, 3 of class 0, one wrong each way
 
 
-def test_two_classes_by_hand():
-    scores = compute_metrics(["accuracy", "f1", "macro_f1", "matthews"], GUESS, TRUE, 2)
-    assert scores["accuracy"] == pytest.approx(6 / 8)
-    assert scores["f1"] == pytest.approx(3 / 4)  # precision and recall 3/4
-    assert scores["macro_f1"] == pytest.approx(3 / 4)
-    assert scores["matthews"] == pytest.approx((3 * 3 - 1 * 1) / 16)
+def scores(answers, truth, classes, **expected):
+    assert compute_metrics(list(expected), answers, truth, classes) == pytest.approx(expected)
 
 
-def test_three_classes_by_hand():
-    true, guess = np.array([0, 0, 1, 1]), np.array([0, 0, 0, 1])
+def test_classes_by_hand():
+    # precision and recall 3/4
+    scores(GUESS, TRUE, 2, accuracy=6 / 8, f1=3 / 4, macro_f1=3 / 4, matthews=(3 * 3 - 1 * 1) / 16)
     # F1: class 0: 2*2/(3+2) = 0.8; class 1: 2*1/(1+2) = 2/3; class 2: nobody, 0
-    scores = compute_metrics(["macro_f1"], guess, true, 3)
-    assert scores["macro_f1"] == pytest.approx((0.8 + 2 / 3 + 0) / 3)
+    three = (0.8 + 2 / 3 + 0) / 3
+    scores(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), 3, macro_f1=three)
 
 
 def test_scores_by_hand():
-    true, guess = np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 10])
-    scores = compute_metrics(["pearson", "spearman", "mse"], guess, true, 0)
     # deviations -1.5 -0.5 0.5 1.5 and -3 -1 -2 6: products 13, squares 5 and 50
-    assert scores["pearson"] == pytest.approx(13 / np.sqrt(5 * 50))
-    assert scores["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # two ranks changed places
-    assert scores["mse"] == pytest.approx((0 + 1 + 1 + 36) / 4)
+    pearson = 13 / np.sqrt(5 * 50)
+    spearman = 1 - 6 * 2 / (4 * 15)  # two ranks changed places
+    true, guess = np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 10])
+    scores(guess, true, 0, pearson=pearson, spearman=spearman, mse=(0 + 1 + 1 + 36) / 4)
 
 
 def test_sets_by_hand():
     true = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0]], bool)
     guess = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)
-    scores = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, 3)
-    assert scores["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 1))  # 3 hits, 1 miss, 1 false
-    assert scores["macro_f1"] == pytest.approx((1 + 1 / 2 + 0) / 3)
-    assert scores["accuracy"] == pytest.approx(1 / 3)
-    one = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess[:, :1], true[:, :1], 1)
-    assert one == {"micro_f1": 1.0, "macro_f1": 1.0, "accuracy": 1.0}
+    micro = 2 * 3 / (2 * 3 + 1 + 1)  # 3 hits, 1 miss, 1 false
+    scores(guess, true, 3, micro_f1=micro, macro_f1=(1 + 1 / 2 + 0) / 3, accuracy=1 / 3)
+    scores(guess[:, :1], true[:, :1], 1, micro_f1=1.0, macro_f1=1.0, accuracy=1.0)
 
 
 def test_what_has_no_value_is_zero_with_a_reason(recwarn):
@@ -96,6 +88,10 @@ def counted_f1(true: np.ndarray, guess: np.ndarray) -> float:
     return 2 * hits / asked if asked else 0.0
 
 
+def counted_accuracy(true: np.ndarray, guess: np.ndarray) -> float:
+    return (true == guess).mean()
+
+
 def counted_matthews(true: np.ndarray, guess: np.ndarray, classes: int) -> float:
     """Gorodkin's R_K as the correlation of the two one-hot matrices."""
     one, two = np.eye(classes)[true], np.eye(classes)[guess]
@@ -115,6 +111,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return (values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
     """400 of classes, 300 of scores, 300 of sets; 1e-9 is rounding of float64 sums."""
     for number in range(400):
@@ -122,7 +119,7 @@ def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
         names = ["accuracy", "macro_f1", "matthews"] + ["f1"] * (classes == 2)
         ours = compute_metrics(names, guess, true, classes)
         each = [counted_f1(true == k, guess == k) for k in range(classes)]
-        assert ours["accuracy"] == pytest.approx((true == guess).mean(), abs=1e-9)
+        assert ours["accuracy"] == pytest.approx(counted_accuracy(true, guess), abs=1e-9)
         assert ours["macro_f1"] == pytest.approx(np.mean(each), abs=1e-9)
         assert ours["matthews"] == pytest.approx(counted_matthews(true, guess, classes), abs=1e-9)
         if not undefined_metrics(["matthews"], guess, true):
@@ -143,16 +140,14 @@ def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
             assert ours["spearman"] == stats.spearmanr(true, guess).statistic
         else:
             assert undefined_metrics(["pearson"], guess, true)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number in range(300):
-            true, guess, classes = generated("multilabel", number)
-            ours = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, classes)
-            for average in ("micro", "macro"):
-                theirs = sklearn.f1_score(true, guess, average=average, zero_division=0)
-                assert ours[f"{average}_f1"] == pytest.approx(theirs, abs=1e-9)
-            assert ours["micro_f1"] == pytest.approx(counted_f1(true, guess), abs=1e-9)
-            assert ours["accuracy"] == pytest.approx((true == guess).all(axis=1).mean(), abs=1e-9)
+    for number in range(300):
+        true, guess, classes = generated("multilabel", number)
+        ours = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, classes)
+        for average in ("micro", "macro"):
+            theirs = sklearn.f1_score(true, guess, average=average, zero_division=0)
+            assert ours[f"{average}_f1"] == pytest.approx(theirs, abs=1e-9)
+        assert ours["micro_f1"] == pytest.approx(counted_f1(true, guess), abs=1e-9)
+        assert ours["accuracy"] == pytest.approx((true == guess).all(axis=1).mean(), abs=1e-9)
 
 
 def test_only_mse_is_better_when_less():
@@ -169,9 +164,8 @@ def test_unknown_or_unfitting_metric():
     message = "metric 'f1' is not for choice: use one of accuracy, macro_f1, matthews$"
     with pytest.raises(ValueError, match=message):
         check_metrics(["f1", "accuracy"], "choice", 0)
-    with pytest.raises(
-        ValueError, match="the model's answers are not finite numbers: lower --learning-rate"
-    ):
+    message = "the model's answers are not finite numbers: lower --learning-rate"
+    with pytest.raises(ValueError, match=message):
         compute_metrics(["mse"], np.array([np.nan]), np.ones(1), 0)
 
 
@@ -190,18 +184,15 @@ TWO_CLASSES = {
 }
 
 
-def score(metric, truth, answers):
-    return accuracy_score(truth, answers) if "accuracy" in metric else f1_score(truth, answers)
-
-
-def best_score(metric, probability, truth):
+def best_score(score, probability, truth):
     """The best of any threshold: at every probability, just below it, at 0 and at 1."""
     tried = [0.0, 1.0, *probability, *(probability - 1e-5)]
-    return max(score(metric, truth, probability > threshold) for threshold in tried)
+    return max(score(truth, probability > threshold) for threshold in tried)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "micro_f1", "macro_f1"])
 def test_no_threshold_is_better(metric):
+    score = counted_accuracy if metric == "accuracy" else counted_f1
     random = np.random.default_rng(1)
     for size in [2, 3, 5, 8, 40] * 8:
         truth = random.random((size, 2)) < random.choice([0.2, 0.5, 0.8])
@@ -212,8 +203,8 @@ def test_no_threshold_is_better(metric):
             if right.all() or not right.any():
                 assert threshold == 0.5
                 continue
-            best = best_score(metric, probability, right)
-            assert score(metric, right, probability > threshold) == pytest.approx(best)
+            best = best_score(score, probability, right)
+            assert score(right, probability > threshold) == pytest.approx(best)
             assert 0 <= threshold <= 1
 
 
@@ -225,8 +216,7 @@ def test_of_two_classes_it_is_the_best_by_the_metric_itself(metric):
         truth[:2] = False, True
         probability = (random.random(size) * 0.8 + 0.2 * truth).round(2)
         found = probability > label_threshold(probability, truth, metric)
-        tried = [0.0, 1.0, *probability, *(probability - 1e-5)]
-        best = max(TWO_CLASSES[metric](truth, probability > threshold) for threshold in tried)
+        best = best_score(TWO_CLASSES[metric], probability, truth)
         assert TWO_CLASSES[metric](truth, found) == pytest.approx(best)
 
 
@@ -240,9 +230,8 @@ def test_of_equal_ones_the_nearest_to_one_half():
 
 
 def test_a_label_that_all_have_or_none_says_nothing():
-    probabilities = np.array([[0.9, 0.2], [0.3, 0.1]])
     truth = np.array([[True, False], [True, False]])
-    assert best_thresholds(probabilities, truth, "micro_f1") == [0.5, 0.5]
+    assert best_thresholds(np.array([[0.9, 0.2], [0.3, 0.1]]), truth, "micro_f1") == [0.5, 0.5]
 
 
 def test_never_can_be_the_best_answer():

@@ -6,86 +6,76 @@ import numpy as np
 import pytest
 
 from bertsmith.base.files import locked_folder
-from bertsmith.cli.main import main
 from bertsmith.corpus.build import build as appending
 from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 
-
-def write(path, first, documents=30):
-    path.write_text(
-        "\n\n".join(
-            "\n".join(f"w{first + n} w{k} w{n}" for k in range(4)) for n in range(documents)
-        )
-    )
-    return path
+from ...tiny import bertsmith, contents, refused, write
+from ..made import TOKENIZER, documents_of
 
 
 @pytest.fixture
-def folder(tmp_path, tokenizer):
-    text = write(tmp_path / "a.txt", 100)
-    out = tmp_path / "store"
-    build_store(
-        [text],
-        tokenizer,
-        out,
-        BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=100),
-    )
-    return out
+def text(tmp_path):
+    """(name, number) -> a file of 30 documents that begin with the words from this number on."""
+
+    def text(name, first):
+        documents = ("\n".join(f"w{first + n} w{k} w{n}" for k in range(4)) for n in range(30))
+        return write(tmp_path / name, "\n\n".join(documents))
+
+    return text
 
 
-def contents(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+@pytest.fixture
+def more(text):
+    return text("b.txt", 500)
 
 
-def documents(split):
-    return [
-        [sentence.tolist() for sentence in split.document(number)]
-        for number in range(split.num_documents)
-    ]
+@pytest.fixture
+def folder(tmp_path, text):
+    settings = BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=100)
+    build_store([text("a.txt", 100)], TOKENIZER, tmp_path / "store", settings)
+    return tmp_path / "store"
 
 
-def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, tokenizer):
+def generation(folder):
+    """The generation of a store that is sound."""
+    assert list(verify_store(folder)) == []
+    return TokenStore.open(folder).generation
+
+
+def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, more):
     before, first = contents(folder), TokenStore.open(folder)
-    text = write(tmp_path / "b.txt", 500)
-    assert main(["corpus", "append", str(text), "--store", str(folder), "--workers", "1"]) == 0
+    bertsmith("corpus", "append", more, "--store", folder, "--workers", 1)
     after, second = contents(folder), TokenStore.open(folder)
     assert after.pop("manifest-0001.json") == before["manifest.json"]
     assert {name for name in before if before[name] != after[name]} == {"manifest.json"}
-    build_store(
-        [text], tokenizer, tmp_path / "alone", BuildSettings(sentence_per_line=True, held_out=0.2)
-    )
+    settings = BuildSettings(sentence_per_line=True, held_out=0.2)
+    build_store([more], TOKENIZER, tmp_path / "alone", settings)
     alone = TokenStore.open(tmp_path / "alone")
     for name in ("train", "held_out"):
         old, new, added = (getattr(store, name) for store in (first, second, alone))
-        assert documents(new) == documents(old) + documents(added)
+        assert documents_of(new) == documents_of(old) + documents_of(added)
         assert new.num_tokens == old.num_tokens + added.num_tokens
     assert (second.unigram_counts == first.unigram_counts + alone.unigram_counts).all()
-    assert second.generation == 2 and second.tokenizer.fingerprint == tokenizer.fingerprint
-    assert list(verify_store(folder)) == []
+    assert generation(folder) == 2 and second.tokenizer.fingerprint == TOKENIZER.fingerprint
 
 
-def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path):
-    text = write(tmp_path / "b.txt", 500)
-    listed = tmp_path / "duplicates.jsonl"
-    assert main(["corpus", "dedup", str(text), str(text), "--out", str(listed), "--exact"]) == 2
-    assert main(["corpus", "dedup", str(text), "--out", str(listed), "--exact"]) == 0
-    words = ["corpus", "append", str(text), "--store", str(folder), "--memory-mb", "300"]
-    assert main([*words, "--exclude", str(listed), "--workers", "2"]) == 0
+def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path, more):
+    listed = ["--out", tmp_path / "duplicates.jsonl", "--exact"]
+    refused("corpus", "dedup", more, more, *listed)
+    bertsmith("corpus", "dedup", more, *listed)
+    settings = ["--memory-mb", 300, "--exclude", listed[1], "--workers", 2]
+    bertsmith("corpus", "append", more, "--store", folder, *settings)
     assert TokenStore.open(folder).generation == 2
 
 
-def test_the_old_generation_is_opened_by_its_fingerprint(folder, tmp_path):
+def test_the_old_generation_is_opened_by_its_fingerprint(folder, text):
     prints = [TokenStore.open(folder).fingerprint]
     sizes = [TokenStore.open(folder).train.num_documents]
     for number in (2, 3):
-        append_text([write(tmp_path / f"{number}.txt", 500 * number)], folder)
+        append_text([text(f"{number}.txt", 500 * number)], folder)
         store = TokenStore.open(folder)
         assert store.generation == number
         prints.append(store.fingerprint)
@@ -98,46 +88,43 @@ def test_the_old_generation_is_opened_by_its_fingerprint(folder, tmp_path):
     assert TokenStore.open(folder, "of another store").generation == 3
 
 
-def test_the_same_text_is_not_appended_twice(folder, tmp_path, capsys):
-    text = write(tmp_path / "b.txt", 500)
-    append_text([text], folder)
+def test_the_same_text_is_not_appended_twice(folder, tmp_path, text, more, capsys):
+    append_text([more], folder)
     before = contents(folder)
-    whole, added = append_text([text], folder)
+    whole, added = append_text([more], folder)
     assert (whole["generation"], added["documents"]) == (2, 30)
     assert f"{folder}: appended before" in capsys.readouterr().err
     with locked_folder(folder):
-        assert append_text([text], folder) == (whole, added)
+        assert append_text([more], folder) == (whole, added)
     assert f"{folder}: appended before" in capsys.readouterr().err
-    for command in ([tmp_path / "a.txt"], [write(tmp_path / "c.txt", 900), text]):
-        words = ["corpus", "append", *map(str, command), "--store", str(folder)]
-        assert main(words) == 2
-        assert "already, since its generation" in capsys.readouterr().err
+    for files in ([tmp_path / "a.txt"], [text("c.txt", 900), more]):
+        said = refused("corpus", "append", *files, "--store", folder)
+        assert "already, since its generation" in said
     assert contents(folder) == before
 
 
-def test_a_file_by_another_path_is_not_appended_twice(folder, tmp_path, monkeypatch):
+def test_a_file_by_another_path_is_not_appended_twice(folder, tmp_path, text, more, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "other.txt").symlink_to(tmp_path / "b.txt")
-    write(tmp_path / "b.txt", 500)
+    (tmp_path / "elsewhere" / "other.txt").symlink_to(more)
     monkeypatch.chdir(tmp_path)
     append_text(["b.txt"], folder)
     before = contents(folder)
-    for path in ("./elsewhere/../b.txt", tmp_path / "b.txt", "elsewhere/other.txt"):
+    for path in ("./elsewhere/../b.txt", more, "elsewhere/other.txt"):
         with pytest.raises(ValueError, match="txt: is in .* already, since its generation 2"):
             append_text([path], folder)
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="b.txt: is in .* already, since its generation 2"):
-        append_text([tmp_path / "b.txt"], folder)
+        append_text([more], folder)
     assert contents(folder) == before
-    write(tmp_path / "elsewhere" / "b.txt", 700)
+    text("elsewhere/b.txt", 700)
     append_text(["b.txt"], folder)  # another file of this name
     assert TokenStore.open(folder).generation == 3
 
 
-def test_two_appends_at_once_lose_nothing(folder, tmp_path, monkeypatch):
-    first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
+def test_two_appends_at_once_lose_nothing(folder, text, more, monkeypatch):
+    other = text("c.txt", 900)
     with locked_folder(folder), pytest.raises(ValueError, match=f"^{folder}: in use, another"):
-        append_text([first], folder)
+        append_text([more], folder)
     assert TokenStore.open(folder).generation == 1
 
     @contextmanager
@@ -149,14 +136,11 @@ def test_two_appends_at_once_lose_nothing(folder, tmp_path, monkeypatch):
             yield
 
     monkeypatch.setattr(appending, "locked_folder", late)
-    append_text([first], folder)
-    store = TokenStore.open(folder)
-    assert (store.generation, store.manifest["documents"]) == (3, 90)
-    assert list(verify_store(folder)) == []
+    append_text([more], folder)
+    assert (generation(folder), TokenStore.open(folder).manifest["documents"]) == (3, 90)
 
 
-def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypatch):
-    text = write(tmp_path / "b.txt", 500)
+def test_a_killed_append_leaves_the_store_and_goes_on(folder, more, monkeypatch):
     before = TokenStore.open(folder).fingerprint
     write_manifest = appending.write_manifest
     for place in ("manifest-0001.json", "manifest.json"):
@@ -168,84 +152,74 @@ def test_a_killed_append_leaves_the_store_and_goes_on(folder, tmp_path, monkeypa
 
         monkeypatch.setattr(appending, "write_manifest", killed)
         with pytest.raises(KeyboardInterrupt):
-            append_text([text], folder)
-        assert TokenStore.open(folder).fingerprint == before
-        assert list(verify_store(folder)) == []
+            append_text([more], folder)
+        assert TokenStore.open(folder).fingerprint == before and generation(folder) == 1
     monkeypatch.setattr(appending, "write_manifest", write_manifest)
-    append_text([text], folder)
-    assert TokenStore.open(folder).generation == 2
-    assert list(verify_store(folder)) == []
+    append_text([more], folder)
+    assert generation(folder) == 2
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_other_text_is_appended_after_a_kill(folder, tmp_path, monkeypatch, finished):
+def test_other_text_is_appended_after_a_kill(folder, text, more, monkeypatch, finished):
     """The killed append had finished its text, or had no record yet."""
-    first, other = write(tmp_path / "b.txt", 500), write(tmp_path / "c.txt", 900)
+    other = text("c.txt", 900)
     name = "write_manifest" if finished else "build_store"
 
     def killed(*_, **__):
         if not finished:
-            (folder / "generation-0002").mkdir()
-            (folder / "generation-0002" / "vocab.txt").write_text("a")
+            write(folder / "generation-0002" / "vocab.txt", "a")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(appending, name, killed)
-        append_text([first], folder)
+        append_text([more], folder)
     before = TokenStore.open(folder).train.num_documents
     (folder / ".partial-1-folder").mkdir()  # as corpus dedup leaves one
     _, added = append_text([other], folder)
-    assert (TokenStore.open(folder).generation, added["documents"]) == (2, 30)
+    assert (generation(folder), added["documents"]) == (2, 30)
     assert TokenStore.open(folder).train.num_documents > before
-    assert list(verify_store(folder)) == [] and not list(folder.glob(".partial-*"))
+    assert not list(folder.glob(".partial-*"))
     with pytest.raises(ValueError, match="c.txt: is in .* already, since its generation 2"):
-        append_text([first, other], folder)
+        append_text([more, other], folder)
 
 
-def test_a_store_without_its_record_says_how_text_is_appended(folder, tmp_path, capsys):
+def test_a_store_without_its_record_says_how_text_is_appended(folder, more, capsys):
     (folder / "corpus-build.json").unlink()
-    append_text([write(tmp_path / "b.txt", 500)], folder)
+    append_text([more], folder)
     said = capsys.readouterr().err
     assert f"{folder}: no record of how it was built (corpus-build.json)" in said
     assert "2% of the documents held out" in said
 
 
-def test_text_that_gives_nothing_leaves_the_store(folder, tmp_path, capsys):
+def test_text_that_gives_nothing_leaves_the_store(folder, tmp_path):
     before = contents(folder)
-    (tmp_path / "empty.txt").write_text("")
-    words = ["corpus", "append", str(tmp_path / "empty.txt"), "--store"]
-    assert main([*words, str(folder)]) == 2
-    assert "empty.txt: no text" in capsys.readouterr().err
+    words = ["corpus", "append", write(tmp_path / "empty.txt", ""), "--store"]
+    assert "empty.txt: no text" in refused(*words, folder)
     assert contents(folder) == before
-    assert main([*words, str(tmp_path / "none")]) == 2
-    assert "none: no finished token store" in capsys.readouterr().err
+    assert "none: no finished token store" in refused(*words, tmp_path / "none")
 
 
-def test_a_damaged_old_manifest_is_named(folder, tmp_path):
-    append_text([write(tmp_path / "b.txt", 500)], folder)
+def test_a_damaged_old_manifest_is_named(folder, more):
+    append_text([more], folder)
     fingerprint = TokenStore.open(folder).manifest["earlier"][0]
-    (folder / "manifest-0001.json").write_bytes(b"{")
-    with pytest.raises(ValueError, match=r"manifest-0001\.json: damaged"):
-        TokenStore.open(folder, fingerprint)
-    faults = list(verify_store(folder))
-    assert len(faults) == 1 and "manifest-0001.json: damaged" in faults[0]
-    (folder / "manifest-0001.json").unlink()
-    assert "manifest-0001.json: missing" in next(verify_store(folder))
-    with pytest.raises(ValueError, match=r"manifest-0001\.json: missing"):
-        TokenStore.open(folder, fingerprint)
-    (folder / "manifest-0001.json").write_bytes((folder / "manifest.json").read_bytes())
+    old = folder / "manifest-0001.json"
+    for fault in ("damaged", "missing"):
+        old.write_bytes(b"{") if fault == "damaged" else old.unlink()
+        with pytest.raises(ValueError, match=rf"manifest-0001\.json: {fault}"):
+            TokenStore.open(folder, fingerprint)
+        (found,) = verify_store(folder)
+        assert f"manifest-0001.json: {fault}" in found
+    old.write_bytes((folder / "manifest.json").read_bytes())
     assert "manifest-0001.json: of another store" in next(verify_store(folder))
 
 
-def test_a_grown_store_is_published_again(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
+def test_a_grown_store_is_published_again(folder, more, cache):
     url = "memory://grown/store"
     publish(folder, url)
-    append_text([write(tmp_path / "b.txt", 500)], folder)
+    append_text([more], folder)
     publish(folder, url)
     local, remote = TokenStore.open(folder), TokenStore.open(url)
-    assert remote.fingerprint == local.fingerprint
-    assert list(verify_store(url)) == []
+    assert remote.fingerprint == local.fingerprint and generation(url) == 2
     old = TokenStore.open(url, local.manifest["earlier"][0])
-    assert old.generation == 1 and documents(remote.train) == documents(local.train)
+    assert old.generation == 1 and documents_of(remote.train) == documents_of(local.train)
     assert np.array_equal(remote.unigram_counts, local.unigram_counts)

@@ -5,21 +5,16 @@ import json
 import pytest
 
 from bertsmith.corpus.build import batches as sources
-from bertsmith.corpus.build.batches import (
-    BatchReader,
-    read_lists,
-    unique_inputs,
-    write_list,
-)
+from bertsmith.corpus.build.batches import BatchReader, read_lists, unique_inputs, write_list
+
+from ...tiny import write
 
 
 @pytest.fixture
 def files(tmp_path):
     """Five files of 0, 3, 8, 13 and 18 bytes, with as many documents as their number."""
-    found = [tmp_path / f"{k}.txt" for k in range(5)]
-    for k, file in enumerate(found):
-        file.write_text("\n\n".join(f"{k}-{n}" for n in range(k)))
-    return found
+    texts = ("\n\n".join(f"{k}-{n}" for n in range(k)) for k in range(5))
+    return [write(tmp_path / f"{k}.txt", text) for k, text in enumerate(texts)]
 
 
 def test_pieces_are_files_of_a_size_together(files, monkeypatch):
@@ -46,8 +41,8 @@ def test_batches_from_any_place_on_are_those_of_the_whole(files, monkeypatch):
 
 def test_a_batch_of_very_short_lines_ends_early(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BATCH_LINES", 4)
-    (tmp_path / "a.txt").write_text("a\nb\nc\n\nd\n\ne\n\nf\n")
-    batches = [batch.documents for batch in BatchReader([tmp_path / "a.txt"], "text")]
+    file = write(tmp_path / "a.txt", "a\nb\nc\n\nd\n\ne\n\nf\n")
+    batches = [batch.documents for batch in BatchReader([file], "text")]
     assert [[one.lines for _, one in batch] for batch in batches] == [
         [["a", "b", "c"], ["d"]],
         [["e"], ["f"]],
@@ -57,15 +52,13 @@ def test_a_batch_of_very_short_lines_ends_early(tmp_path, monkeypatch):
 @pytest.fixture
 def texts(tmp_path):
     """Two files of five documents each."""
-    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for file in files:
-        file.write_text("\n\n".join(f"{file.stem} {k}" for k in range(5)))
-    return files
+    texts = {name: "\n\n".join(f"{name} {k}" for k in range(5)) for name in "ab"}
+    return [write(tmp_path / f"{name}.txt", text) for name, text in texts.items()]
 
 
 @pytest.fixture
-def write(texts, tmp_path):
-    def run(numbers, name="list.jsonl"):
+def listed(texts, tmp_path):
+    def listed(numbers, name="list.jsonl"):
         entries = (
             {"source": str(file), "document": number, "line": 2 * number + 1, "reason": "test"}
             for file, number in numbers
@@ -73,7 +66,7 @@ def write(texts, tmp_path):
         write_list(tmp_path / name, "a test", {"k": 1}, unique_inputs(texts), entries)
         return tmp_path / name
 
-    return run
+    return listed
 
 
 def read(files, excluded):
@@ -84,36 +77,34 @@ def read(files, excluded):
     ]
 
 
-def test_named_documents_are_left_out_and_no_others(texts, write):
-    lists = [write([(texts[0], 0), (texts[0], 4), (texts[1], 2)]), write([(texts[1], 1)], "2")]
+def test_named_documents_are_left_out_and_no_others(texts, listed):
+    lists = [listed([(texts[0], 0), (texts[0], 4), (texts[1], 2)]), listed([(texts[1], 1)], "2")]
     excluded = read_lists(lists, texts)
     assert read(texts, excluded) == ["a 1", "a 2", "a 3", "b 0", "b 3", "b 4"]
     assert read_lists([], texts) == {} and len(read(texts, {})) == 10
-    assert read(texts, read_lists([write([])], texts)) == read(texts, {})
+    assert read(texts, read_lists([listed([])], texts)) == read(texts, {})
 
 
-def test_a_list_is_lines_of_json_for_people_too(texts, write):
-    head, entry = map(json.loads, write([(texts[0], 3)]).read_text().splitlines())
+def test_a_list_is_lines_of_json_for_people_too(texts, listed):
+    head, entry = map(json.loads, listed([(texts[0], 3)]).read_text().splitlines())
     assert head["made_by"] == "a test" and head["settings"] == {"k": 1}
     assert entry["line"] == 7 and entry["reason"] == "test"
 
 
-def test_a_list_of_other_or_changed_files_is_refused(texts, write):
-    listed = write([(texts[0], 0), (texts[1], 0)])
-    odd = listed.with_name("odd.jsonl")
-    odd.write_text(listed.read_text().replace('"inputs": [', '"inputs": [3, {}], "then": ['))
+def test_a_list_of_other_or_changed_files_is_refused(texts, listed, tmp_path):
+    one = listed([(texts[0], 0), (texts[1], 0)])
+    changed = one.read_text().replace('"inputs": [', '"inputs": [3, {}], "then": [')
+    odd = write(tmp_path / "odd.jsonl", changed)
     with pytest.raises(ValueError, match=r"a.txt has changed since the list was made"):
         read_lists([odd], texts)
     with pytest.raises(ValueError, match=r"list.jsonl:3: names .*b.txt, which is not among"):
-        read_lists([listed], texts[:1])
-    texts[1].write_text("b 0\n\nnew")
+        read_lists([one], texts[:1])
+    write(texts[1], "b 0\n\nnew")
     with pytest.raises(ValueError, match=r"b.txt has changed since the list was made"):
-        read_lists([listed], texts)
+        read_lists([one], texts)
 
 
-def test_a_file_given_twice_is_refused(texts):
-    with pytest.raises(ValueError, match="a.txt: given twice"):
-        unique_inputs([*texts, texts[0]])
+HEAD = '{"format": 1, "inputs": []}\n'
 
 
 @pytest.mark.parametrize(
@@ -122,19 +113,17 @@ def test_a_file_given_twice_is_refused(texts):
         ("", "list.jsonl:1: damaged"),
         ('{"text": "hello"}\n', "list.jsonl:1: damaged, or not a list"),
         ('{"format": 9, "inputs": []}\n', "not a list of format 1"),
-        ('{"format": 1, "inputs": []}\n{"source": "a', "list.jsonl:2: damaged"),
-        ('{"format": 1, "inputs": []}\n[]\n', "list.jsonl:2: damaged"),
         ('{"format": 1, "inputs": 3}\n', "list.jsonl:1: damaged"),
-        ('{"format": 1, "inputs": []}\n{"source": [], "document": 1}', "list.jsonl:2: damaged"),
-        ('{"format": 1, "inputs": []}\n{"source": "a", "document": "1"}', "list.jsonl:2: damaged"),
-        ('{"format": 1, "inputs": []}\n' + "[" * 99_999, "list.jsonl:2: damaged"),
+        (HEAD + '{"source": "a', "list.jsonl:2: damaged"),
+        (HEAD + "[]\n", "list.jsonl:2: damaged"),
+        (HEAD + '{"source": [], "document": 1}', "list.jsonl:2: damaged"),
+        (HEAD + '{"source": "a", "document": "1"}', "list.jsonl:2: damaged"),
+        (HEAD + "[" * 99_999, "list.jsonl:2: damaged"),
     ],
 )
 def test_what_is_no_list_is_named(texts, tmp_path, content, message):
-    path = tmp_path / "list.jsonl"
-    path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_lists([path], texts)
+        read_lists([write(tmp_path / "list.jsonl", content)], texts)
 
 
 def test_an_absent_list_is_named(texts, tmp_path):

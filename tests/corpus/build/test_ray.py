@@ -14,66 +14,71 @@ from bertsmith.corpus.build.ray import VERSIONS, PieceReader, TextEncoder, check
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.store.store import token_type
 
+from ...tiny import contents, write
+from ..made import TOKENIZER
+
 
 @pytest.fixture
-def texts(tmp_path):
-    files = [tmp_path / f"{name}.txt" for name in "abc"]
-    for number, file in enumerate(files):
+def texts(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)  # a file a piece, here
+    files = []
+    for number, name in enumerate("abc"):
         lines = (f"W{number} w{k}. W{k + 1} w{k + 2} {'w3 ' * (k % 7)}" for k in range(60))
-        file.write_text("\n\n".join(lines))
+        files.append(write(tmp_path / f"{name}.txt", "\n\n".join(lines)))
     return files
 
 
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+@pytest.fixture
+def make(texts, tmp_path):
+    """(name, settings) -> the folder of a store that is built."""
+
+    def make(name, **settings):
+        build_store(texts, TOKENIZER, tmp_path / name, BuildSettings(**settings))
+        return tmp_path / name
+
+    return make
 
 
 @pytest.mark.slow
-def test_a_store_built_on_ray_has_the_same_bytes(texts, tokenizer, tmp_path, monkeypatch):
+def test_a_store_built_on_ray_has_the_same_bytes(texts, make, tmp_path, monkeypatch):
     pytest.importorskip("ray.data", reason="the extra ray is not installed")
-    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)  # a file a piece, here
     monkeypatch.setattr(build, "BATCH", 200)
     listed = tmp_path / "list.jsonl"
     entry = {"source": str(texts[1]), "document": 5, "line": 11, "reason": "test"}
     write_list(listed, "a test", {}, unique_inputs(texts), [entry])
     options = {"shard_tokens": 300, "held_out": 0.1, "exclude": [listed]}
-    build_store(texts, tokenizer, tmp_path / "local", BuildSettings(**options))
-    build_store(
-        texts, tokenizer, tmp_path / "ray", BuildSettings(engine="ray", workers=2, **options)
-    )
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    local = contents(make("local", **options))
+    assert contents(make("ray", engine="ray", workers=2, **options)) == local
 
     # begun here, killed, finished there
-    write = build.write_json
+    write_json = build.write_json
 
     def killed(path, value):
-        write(path, value)
+        write_json(path, value)
         if path.name == build.BUILD and len(value["shards"]["train"]) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(build, "write_json", killed)
     with pytest.raises(KeyboardInterrupt):
-        build_store(texts, tokenizer, tmp_path / "both", BuildSettings(**options))
-    monkeypatch.setattr(build, "write_json", write)
-    build_store(texts, tokenizer, tmp_path / "both", BuildSettings(engine="ray", **options))
-    assert contents(tmp_path / "both") == contents(tmp_path / "local")
+        make("both", **options)
+    monkeypatch.setattr(build, "write_json", write_json)
+    assert contents(make("both", engine="ray", **options)) == local
 
-    texts[2].write_bytes(b"good\n\n\xff\n")
+    write(texts[2], b"good\n\n\xff\n")
     with pytest.raises(ValueError, match=r"c.txt:3: not UTF-8"):
-        build_store(texts, tokenizer, tmp_path / "bad", BuildSettings(engine="ray", held_out=0.1))
+        make("bad", engine="ray", held_out=0.1)
 
 
-def test_rows_hold_what_the_local_engine_makes(texts, tokenizer, monkeypatch):
+def test_rows_hold_what_the_local_engine_makes(texts):
     """The parts that run on the cluster, without one."""
-    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 100)
-    local = Encoder(tokenizer, sentence_per_line=False, held_out=0.3)
+    local = Encoder(TOKENIZER, sentence_per_line=False, held_out=0.3)
     expected = list(encode_in_order(BatchReader(texts, "text", {}, 200), local, 1))
-    actor = TextEncoder(ray_encoding._files(tokenizer), False, 0.3)
+    actor = TextEncoder(ray_encoding._files(TOKENIZER), False, 0.3)
     for skipped in (0, 5):
         first = expected[skipped][0]
         reader = PieceReader(BatchReader(texts, "text", {}, 200, first))
         rows = [actor(row) for piece in range(first[0], 3) for row in reader({"piece": piece})]
-        found = [ray_encoding._from_row(row, token_type(len(tokenizer.vocabulary))) for row in rows]
+        found = [ray_encoding._from_row(row, token_type(len(TOKENIZER.vocabulary))) for row in rows]
         assert len(found) == len(expected) - skipped
         for (place, encoded), (position, wanted) in zip(found, expected[skipped:], strict=True):
             assert place == position and encoded.num_bytes == wanted.num_bytes
@@ -89,21 +94,18 @@ def fake_ray(monkeypatch, **parts):
     monkeypatch.setitem(sys.modules, "ray", module)
 
 
-def test_a_cluster_of_another_version_is_named_and_loses_nothing(
-    texts, tokenizer, tmp_path, monkeypatch
-):
+def test_a_cluster_of_another_version_is_named_and_loses_nothing(make, monkeypatch):
     def init(**_):
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 1.0\n")
 
     fake_ray(monkeypatch, init=init)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    out = tmp_path / "store"
-    build_store(texts, tokenizer, out, BuildSettings(shard_tokens=300))
+    out = make("store", shard_tokens=300)
     (out / "manifest.json").unlink()  # as if it were unfinished
     before = contents(out)
     message = "Ray cluster at head:6379: Version mismatch: .* started with: Ray: 1.0$"
     with pytest.raises(ValueError, match=message):
-        build_store(texts, tokenizer, out, BuildSettings(shard_tokens=300, engine="ray"))
+        make("store", shard_tokens=300, engine="ray")
     assert contents(out) == before
 
 
@@ -146,8 +148,9 @@ def test_a_failed_cluster_and_a_failed_task_are_told_apart(monkeypatch):
         ray_encoding._raise_cause(TaskOSError("ray::FlatMap() Traceback ..."))
 
 
-def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
+def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts, monkeypatch):
     """A ValueError would be one, and the finished shards would be removed."""
+    monkeypatch.setattr("bertsmith.corpus.build.batches.PIECE", 1 << 20)
     reader = PieceReader(BatchReader(texts, "text", {}, 200))
     assert reader.reader.pieces == [texts]  # cut before, as the command does
     texts[1].unlink()
@@ -155,24 +158,7 @@ def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts):
         list(reader({"piece": 0}))
 
 
-def test_without_ray_the_extra_is_named(texts, tokenizer, tmp_path, monkeypatch):
+def test_without_ray_the_extra_is_named(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match="ray"):
-        build_store(texts, tokenizer, tmp_path / "s", BuildSettings(engine="ray"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "spark"}, "engine = 'spark': expected local or ray"),
-        ({"engine": "ray", "memory_mb": 900}, "memory_mb has no effect with the engine ray"),
-        ({"engine": "ray", "documents": []}, "documents are of this process"),
-        ({"memory_mb": 10}, "memory_mb = 10: a build needs"),
-        ({"memory_mb": float("nan")}, "memory_mb = nan: a build needs"),
-        ({"memory_mb": float("inf")}, "memory_mb = inf: a build needs"),
-    ],
-)
-def test_settings_that_contradict_are_named(tokenizer, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        documents = options.pop("documents", None)
-        build_store([], tokenizer, tmp_path / "s", BuildSettings(**options), documents=documents)
+        make("s", engine="ray")

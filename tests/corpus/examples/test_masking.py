@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from bertsmith.corpus.examples.masking import (
-    MASKINGS,
-    MaskRules,
-    mask_rows,
-    predictions_per_length,
-    span_length,
-)
+from bertsmith.corpus.examples import masking as masks
+from bertsmith.corpus.examples.masking import MaskRules, predictions_per_length, span_length
 from bertsmith.corpus.examples.pairs import PretrainingBatch
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 
-CLS, SEP, MASK, VOCABULARY = 2, 3, 4, 30_522
+from ..made import CLS, MASK, SEP
+
+VOCABULARY = 30_522
+NEVER, ABOVE = np.zeros(VOCABULARY, bool), np.arange(VOCABULARY) >= 20_000  # continues a word
 
 
 def mask(
-    ids, rate=0.15, masking="token", continuation=None, seed=0, maximum=None, shares=(0.8, 0.1)
+    ids, rate=0.15, masking="token", continuation=NEVER, seed=0, maximum=None, shares=(0.8, 0.1)
 ):
-    """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place."""
+    """(masked ids, positions, labels, weights) of full rows with [CLS] and [SEP] in place.
+
+    Whatever the rules, labels are the tokens that stood there, none of them special, and all other
+    tokens stay.
+    """
     rows, length = ids.shape
-    if continuation is None:
-        continuation = np.zeros(VOCABULARY, bool)
     maximum = maximum or round(length * rate)
     key = seed_key(seed)
     keys = np.array([fold_in(key, row) for row in range(rows)], np.uint64)
@@ -30,31 +30,33 @@ def mask(
     positions, labels = np.zeros((2, rows, maximum), np.int32)
     predictions = positions, labels, np.zeros((rows, maximum), np.float32)
     counts = predictions_per_length(length, rate, maximum)
-    rules = MaskRules(
-        counts, continuation, MASKINGS[masking], shares[0], sum(shares), MASK, CLS, SEP
-    )
-    mask_rows(masked, lengths, keys, rules, predictions)
+    kind = masks.MASKINGS[masking]
+    rules = MaskRules(counts, continuation, kind, shares[0], sum(shares), MASK, CLS, SEP)
+    masks.mask_rows(masked, lengths, keys, rules, predictions)
+    kept, chosen = predictions[2] == 1, chosen_of(ids, *predictions)
+    assert (labels == np.take_along_axis(ids, positions, 1))[kept].all()
+    assert not np.isin(ids[chosen], (CLS, SEP)).any() and (masked == ids)[~chosen].all()
     return masked, *predictions
 
 
-def rows_of_ids(rows, length, seed=0, middle=None):
+def chosen_of(ids, positions, _, weights):
+    """Where the tokens of rows are to be predicted."""
+    chosen = np.zeros(ids.shape, bool)
+    np.put_along_axis(chosen, positions, weights == 1, 1)
+    return chosen
+
+
+def rows_of_ids(rows, length, seed=0):
     ids = np.random.default_rng(seed).integers(5, VOCABULARY, (rows, length), dtype=np.int32)
-    ids[:, 0], ids[:, -1] = CLS, SEP
-    ids[:, length // 2 if middle is None else middle] = SEP
+    ids[:, 0], ids[:, -1], ids[:, length // 2] = CLS, SEP, SEP
     return ids
 
 
 @pytest.mark.parametrize(("length", "expected"), [(128, 19), (512, 77)])
 def test_full_rows_mask_exactly_the_paper_s_count(length, expected):
-    ids = rows_of_ids(500, length)
-    masked, positions, labels, weights = mask(ids)
+    _, positions, _, weights = mask(rows_of_ids(500, length))
     assert weights.shape == (500, expected) and (weights == 1).all()
     assert (np.diff(positions) > 0).all()
-    assert (labels == np.take_along_axis(ids, positions, 1)).all()
-    assert not np.isin(labels, (CLS, SEP)).any()
-    untouched = np.ones_like(ids, bool)
-    np.put_along_axis(untouched, positions, False, 1)
-    assert (masked == ids)[untouched].all()
 
 
 def test_counts_round_halves_to_even_and_stay_within_bounds():
@@ -82,42 +84,26 @@ def test_mixture_of_400_000_masked_positions():
 
 
 def test_whole_words_are_masked_together_and_never_too_many():
-    continuation = np.zeros(VOCABULARY, bool)
-    continuation[20_000:] = True
     ids = rows_of_ids(2000, 128, seed=2)
     ids[:, 65] = 10  # B begins with a word of its own
-    _, positions, labels, weights = mask(ids, masking="word", continuation=continuation)
-    chosen = np.zeros(ids.shape, bool)
-    for row, kept in enumerate(weights == 1):
-        chosen[row, positions[row, kept]] = True
-        assert (ids[row, positions[row, kept]] == labels[row, kept]).all()
+    chosen = chosen_of(ids, *mask(ids, masking="word", continuation=ABOVE)[1:])
     assert chosen.sum(1).max() == 19 and chosen.sum(1).min() >= 15
-    special = np.isin(ids, (CLS, SEP))
-    assert not (chosen & special).any()
-    joins = continuation[ids[:, 1:]] & ~special[:, :-1]
+    joins = ABOVE[ids[:, 1:]] & ~np.isin(ids[:, :-1], (CLS, SEP))
     assert (chosen[:, 1:] == chosen[:, :-1])[joins].all()
 
 
 def test_a_set_that_would_exceed_the_count_is_skipped():
-    continuation = np.zeros(VOCABULARY, bool)
-    continuation[20_000:] = True
     words = [10, 20_001, 20_002, 20_003, 11, 20_004, 12]  # words of 4, 2 and 1 pieces
     ids = np.array([[CLS, *words, SEP]] * 300, np.int32)
-    _, positions, _, weights = mask(
-        ids, rate=0.22, masking="word", continuation=continuation, maximum=2
-    )
+    _, positions, _, weights = mask(ids, 0.22, "word", ABOVE, maximum=2)
     found = {tuple(row[kept == 1].tolist()) for row, kept in zip(positions, weights, strict=True)}
     assert found == {(5, 6), (7,)}
 
 
 def test_a_continuation_after_the_separator_joins_the_word_before_it():
     # So does Google's create_masked_lm_predictions: it looks at the candidate before, not the row.
-    continuation = np.zeros(VOCABULARY, bool)
-    continuation[20_000:] = True
     ids = np.array([[CLS, 10, 11, SEP, 20_001, SEP]] * 100, np.int32)
-    _, positions, _, weights = mask(
-        ids, rate=0.34, masking="word", continuation=continuation, maximum=2
-    )
+    _, positions, _, weights = mask(ids, 0.34, "word", ABOVE, maximum=2)
     assert (weights[:, 0] == 1).all()
     both = positions[weights[:, 1] == 1]
     assert {tuple(row) for row in both.tolist()} == {(2, 4)}
@@ -125,12 +111,10 @@ def test_a_continuation_after_the_separator_joins_the_word_before_it():
 
 def words_of_pieces(rows, length, seed):
     """Rows of words of one to four pieces, and which ids continue a word (half of them do)."""
-    continuation = np.zeros(VOCABULARY, bool)
-    continuation[15_000:] = True
     ids = rows_of_ids(rows, length, seed)
     ids[:, 1] = ids[:, length // 2 + 1] = 10  # each segment begins with a word of its own
     ids[:, 4:-1:4] = np.where(ids[:, 4:-1:4] == SEP, SEP, 11)
-    return ids, continuation
+    return ids, np.arange(VOCABULARY) >= 15_000
 
 
 @pytest.mark.parametrize("shares", [(0.8, 0.1), (0.5, 0.2), (1.0, 0.0)])
@@ -138,13 +122,10 @@ def words_of_pieces(rows, length, seed):
 @pytest.mark.parametrize("masking", ["token", "word", "span"])
 def test_count_and_mixture_of_every_masking_and_rate(masking, rate, shares):
     ids, continuation = words_of_pieces(1200, 128, seed=3)
-    masked, positions, labels, weights = mask(
-        ids, rate, masking, continuation, seed=4, shares=shares
-    )
+    masked, positions, labels, weights = mask(ids, rate, masking, continuation, 4, shares=shares)
     # Words of one piece are left to fill the last slots, so every row is full.
     assert (weights == 1).all() and weights.shape[1] == round(128 * rate)
-    assert (labels == np.take_along_axis(ids, positions, 1)).all()
-    assert (np.diff(positions) > 0).all() and not np.isin(labels, (CLS, SEP)).any()
+    assert (np.diff(positions) > 0).all()
     found = np.take_along_axis(masked, positions, 1)
     is_mask, is_kept = found == MASK, found == labels
     mixture = [is_mask.mean(), is_kept.mean()]
@@ -165,9 +146,8 @@ def test_span_lengths_are_the_paper_s():
 
 def test_spans_are_runs_of_whole_words_that_share_one_fate():
     ids, continuation = words_of_pieces(600, 128, seed=5)
-    masked, positions, _, weights = mask(ids, 0.15, "span", continuation, seed=6)
-    chosen = np.zeros(ids.shape, bool)
-    np.put_along_axis(chosen, positions, weights == 1, 1)
+    masked, *predictions = mask(ids, 0.15, "span", continuation, seed=6)
+    chosen = chosen_of(ids, *predictions)
     joins = continuation[ids[:, 1:]] & ~np.isin(ids[:, :-1], (CLS, SEP))
     assert (chosen[:, 1:] == chosen[:, :-1])[joins].all()
     # Tokens: 19 singles would make some 16 runs a row of 128; spans make three to five.
@@ -181,12 +161,10 @@ def test_spans_are_runs_of_whole_words_that_share_one_fate():
 
 def test_a_span_ends_at_a_special_token_and_at_the_count():
     ids = np.array([[CLS, 10, 11, SEP, 12, 13, 14, SEP]] * 2000, np.int32)
-    masked, positions, _, weights = mask(ids, 0.5, "span", shares=(1.0, 0.0))
-    assert (weights.sum(1) == 4).all()
-    assert (masked[:, [0, 3, 7]] == ids[:, [0, 3, 7]]).all()
+    assert (mask(ids, 0.5, "span", shares=(1.0, 0.0))[3].sum(1) == 4).all()
     # One draw a span: with shares of one half each, a segment's tokens may differ only between
     # spans, and a span never reaches over the separator.
-    masked, positions, _, _ = mask(ids, 0.25, "span", shares=(0.5, 0.5))
+    _, positions, _, _ = mask(ids, 0.25, "span", shares=(0.5, 0.5))
     pairs = {tuple(row) for row in positions.tolist()}
     assert (2, 4) in pairs  # two spans of one word
     across = positions.tolist().count([2, 4]) / len(ids)

@@ -1,6 +1,5 @@
 """Several stores with weights: pure in the seed, exact on a resume, never repeated in silence."""
 
-import dataclasses
 import json
 import shutil
 
@@ -14,19 +13,20 @@ from bertsmith.corpus.examples.mixture import Mixture, open_corpus, open_stream
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ...tiny import word_tokenizer
+from ..made import rows, write_shards
 
 SETTINGS = ExampleSettings(24, objective="ltr")
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory, write_store):
+def stores(tmp_path_factory):
     """Two stores that share no word, one three times the other."""
     folder = tmp_path_factory.mktemp("stores")
     documents = [[[word, word + 1, word + 2] * 3] * 4 for word in range(0, 1600, 4)]
-    small = write_store(folder / "small", [documents[:100]])
-    return small, write_store(folder / "large", [documents[100:250], documents[250:]])
+    small = write_shards(folder / "small", [documents[:100]])
+    return small, write_shards(folder / "large", [documents[100:250], documents[250:]])
 
 
 @pytest.fixture
@@ -37,11 +37,6 @@ def mixture(stores):
 
 def stream(mixture, seed=3, settings=SETTINGS):
     return open_stream(mixture.train, mixture.tokenizer.vocabulary, settings, seed)
-
-
-def rows(batch):
-    arrays = [np.ascontiguousarray(array) for array in dataclasses.astuple(batch)]
-    return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(arrays[0]))]
 
 
 def from_small(batch):
@@ -102,9 +97,7 @@ def test_one_store_is_itself(stores):
     for source in (small.folder, str(small.folder), [f"{small.folder}=2"], [small.folder]):
         opened = open_corpus(source)
         assert isinstance(opened, TokenStore) and opened.fingerprint == small.fingerprint
-    assert isinstance(
-        open_stream(small.train, small.tokenizer.vocabulary, SETTINGS, 1), PretrainingStream
-    )
+    assert isinstance(stream(small), PretrainingStream)
     assert small.record() == {"path": str(small.folder), "fingerprint": small.fingerprint}
 
 
@@ -112,9 +105,8 @@ def test_a_folder_may_be_called_like_a_weight(stores, tmp_path):
     small, *_ = stores
     by_year = tmp_path / "year=2020"
     shutil.copytree(small.folder, by_year)
-    assert open_corpus(str(by_year)).fingerprint == small.fingerprint
-    assert open_corpus([by_year]).fingerprint == small.fingerprint
-    assert open_corpus(f"{by_year}=2").fingerprint == small.fingerprint
+    for source in (str(by_year), [by_year], f"{by_year}=2"):
+        assert open_corpus(source).fingerprint == small.fingerprint
 
 
 def test_weights_and_stores_make_the_fingerprint(stores):
@@ -140,8 +132,7 @@ def test_what_makes_no_mixture_is_named(stores, words, message):
         open_corpus([word.format(**folders) for word in words])
 
 
-def test_a_cache_for_one_remote_store_but_not_for_both_is_refused(stores, tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path))
+def test_a_cache_for_one_remote_store_but_not_for_both_is_refused(stores, cache, monkeypatch):
     sizes = [store.train.bytes_at_once for store in stores]
     monkeypatch.setenv("BERTSMITH_CACHE_GB", str((sum(sizes) - 1) / 1e9))
     remote = open_corpus([f"file://{store.folder}=1" for store in stores])
@@ -154,7 +145,7 @@ def test_a_cache_for_one_remote_store_but_not_for_both_is_refused(stores, tmp_pa
 
 def test_stores_of_different_vocabularies_are_refused(stores, tmp_path):
     documents = [Document("text", 1, [f"v{n} v1"]) for n in range(4)]
-    other = Tokenizer(Vocabulary([*SPECIAL, "v0", "v1", "v2", "v3"]))
+    other = word_tokenizer(["v0 v1 v2 v3"])
     build_store([], other, tmp_path / "other", BuildSettings(held_out=0.0), documents=documents)
     with pytest.raises(ValueError, match=r"other and .*small were built with different tokenizers"):
         open_corpus([f"{stores[0].folder}=1", f"{tmp_path}/other=1"])

@@ -1,12 +1,15 @@
 """Sentence pairs against plain procedures on lists, and cases worked by hand."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bertsmith.corpus.examples.rng import between, derived, uniform
-from bertsmith.corpus.examples.stream import ExampleSettings, PretrainingStream
+from bertsmith.corpus.examples.stream import ExampleSettings
+
+from ..made import ascending, epoch_key, pairs_of, stream_of
 
 
 class OurDraws:
@@ -44,33 +47,19 @@ class OurDraws:
         return uniform(derived(self.example, 0), self.drops - 1) < 0.5
 
 
-class PythonDraws:
+def python_draws(seed):
     """The same from Python's generator: one stream, as in Google's code."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def start(self, document, example):
-        pass
-
-    def is_short(self, rate):
-        return self.random.random() < rate
-
-    def short_length(self, high):
-        return self.random.randint(2, high)
-
-    def a_end(self, high):
-        return self.random.randint(1, high)
-
-    def other(self, high):
-        return self.random.randint(0, high)
-
-    first_sentence = other
-
-    def coin(self):
-        return self.random.random() < 0.5
-
-    front = coin
+    dice = random.Random(seed)
+    return SimpleNamespace(
+        start=lambda document, example: None,
+        is_short=lambda rate: dice.random() < rate,
+        short_length=lambda high: dice.randint(2, high),
+        a_end=lambda high: dice.randint(1, high),
+        other=lambda high: dice.randint(0, high),
+        first_sentence=lambda high: dice.randint(0, high),
+        coin=lambda: dice.random() < 0.5,
+        front=lambda: dice.random() < 0.5,
+    )
 
 
 def pairs_of_document(documents, number, max_tokens, short_rate, draws):
@@ -106,27 +95,25 @@ def pairs_of_document(documents, number, max_tokens, short_rate, draws):
         i += 1
 
 
-def all_pairs(documents, max_tokens, short_rate, draws):
-    return [
-        pair
-        for number in range(len(documents))
-        for pair in pairs_of_document(documents, number, max_tokens, short_rate, draws)
-    ]
+def all_pairs(documents, *settings):
+    numbers = range(len(documents))
+    return [pair for k in numbers for pair in pairs_of_document(documents, k, *settings)]
 
 
 def random_documents(seed, count):
-    """Every word of the corpus is another one, as long as there are words."""
-    dice, words = random.Random(seed), iter(range(4000))
-    return [
-        [
-            [next(words) for _ in range(dice.choice([1, 2, 3, 5, 8, 20]))]
-            for _ in range(dice.randint(1, 12))
-        ]
-        for _ in range(count)
-    ]
+    """Every word of the corpus is another one."""
+    dice = random.Random(seed)
+    sizes = 1, 2, 3, 5, 8, 20
+    lengths = [[dice.choice(sizes) for _ in range(dice.randint(1, 12))] for _ in range(count)]
+    return ascending(lengths)
 
 
-def test_three_documents_worked_out_by_hand(make_store, make_pairs, epoch_key):
+def document_of(documents):
+    """The number of each word's document."""
+    return {word: k for k, one in enumerate(documents) for sentence in one for word in sentence}
+
+
+def test_three_documents_worked_out_by_hand(make_store):
     documents = [
         [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24], [30, 31]],
         [[100, 101, 102, 103, 104, 105], [110, 111]],
@@ -156,32 +143,28 @@ def test_three_documents_worked_out_by_hand(make_store, make_pairs, epoch_key):
         ([230], [110, 111], True),
     ]
     store = make_store(documents)
-    assert make_pairs(store, 10, 0.0, epoch_key(1)) == expected
+    assert pairs_of(store, 10, 0.0, epoch_key(1)) == expected
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
 @pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.0), (13, 0.5), (125, 0.1)])
-def test_pairs_are_those_of_the_procedure(
-    make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
-):
+def test_pairs_are_those_of_the_procedure(make_store, shard_tokens, max_tokens, short_rate):
     documents = random_documents(11, 80)
     store = make_store(documents, shard_tokens)
     assert len(store.train.shards) == 1 or shard_tokens == 800
     for epoch in range(3):
         key = epoch_key(7, epoch)
         expected = all_pairs(documents, max_tokens, short_rate, OurDraws(key))
-        assert make_pairs(store, max_tokens, short_rate, key) == expected
+        assert pairs_of(store, max_tokens, short_rate, key) == expected
 
 
-def test_distribution_is_that_of_a_plain_generator(make_store, make_pairs, epoch_key):
+def test_distribution_is_that_of_a_plain_generator(make_store):
     documents = random_documents(3, 60)
     store = make_store(documents)
-    ours = [
-        pair for epoch in range(150) for pair in make_pairs(store, 30, 0.1, epoch_key(0, epoch))
-    ]
-    plain = [
-        pair for seed in range(150) for pair in all_pairs(documents, 30, 0.1, PythonDraws(seed))
-    ]
+    ours, plain = [], []
+    for number in range(150):
+        ours += pairs_of(store, 30, 0.1, epoch_key(0, number))
+        plain += all_pairs(documents, 30, 0.1, python_draws(number))
 
     def summary(pairs):
         lengths = np.array([(len(a), len(b), is_random) for a, b, is_random in pairs], float)
@@ -191,36 +174,31 @@ def test_distribution_is_that_of_a_plain_generator(make_store, make_pairs, epoch
     np.testing.assert_allclose(summary(ours), summary(plain), rtol=0.02)
 
 
-def test_segments_are_runs_of_one_document_each(make_store, make_pairs, epoch_key):
+def test_segments_are_runs_of_one_document_each(make_store):
     documents = random_documents(5, 60)
-    document_of = {
-        word: number
-        for number, document in enumerate(documents)
-        for sentence in document
-        for word in sentence
-    }
+    owner = document_of(documents)
     store = make_store(documents, shard_tokens=500)
-    for a, b, is_random in make_pairs(store, 40, 0.1, epoch_key(2)):
+    for a, b, is_random in pairs_of(store, 40, 0.1, epoch_key(2)):
         assert a and b and len(a) + len(b) <= 40
         for segment in (a, b):
             assert segment == list(range(segment[0], segment[-1] + 1))
-            assert len({document_of[word] for word in segment}) == 1
+            assert len({owner[word] for word in segment}) == 1
         if not is_random:
-            assert document_of[a[0]] == document_of[b[0]] and a[0] < b[0]
+            assert owner[a[0]] == owner[b[0]] and a[0] < b[0]
 
 
-def test_one_very_long_document_is_reached_by_waypoints(make_store, make_pairs, epoch_key):
+def test_one_very_long_document_is_reached_by_waypoints(make_store):
     documents = [[[word] for word in range(3000)], [[3500, 3501]]]
     key = epoch_key(4)
     expected = all_pairs(documents, 4, 0.0, OurDraws(key))
     assert len(expected) > 1000
-    assert make_pairs(make_store(documents), 4, 0.0, key) == expected
+    assert pairs_of(make_store(documents), 4, 0.0, key) == expected
 
 
 # --- sentence order (ALBERT), and pairs without the original's noise ---
 
 
-def test_sentence_order_of_three_documents_by_hand(make_store, make_pairs, epoch_key):
+def test_sentence_order_of_three_documents_by_hand(make_store):
     documents = [
         [[0, 1, 2, 3], [10, 11, 12], [20, 21, 22, 23, 24], [30]],
         [[100, 101, 102, 103, 104, 105]],
@@ -235,7 +213,7 @@ def test_sentence_order_of_three_documents_by_hand(make_store, make_pairs, epoch
         ([100], [101, 102, 103, 104, 105], False),  # one sentence, cut behind token 1 of 1..5
         ([200, 201], [210], False),
     ]
-    assert make_pairs(make_store(documents), 10, 0.0, epoch_key(1), random_b=False) == expected
+    assert pairs_of(make_store(documents), 10, 0.0, epoch_key(1), random_b=False) == expected
 
 
 def order_pairs(documents, max_tokens, short_rate, key):
@@ -268,46 +246,39 @@ def order_pairs(documents, max_tokens, short_rate, key):
 
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
 @pytest.mark.parametrize(("max_tokens", "short_rate"), [(2, 0.5), (13, 0.5), (125, 0.1)])
-def test_sentence_order_is_that_of_the_procedure(
-    make_store, make_pairs, epoch_key, shard_tokens, max_tokens, short_rate
-):
+def test_sentence_order_is_that_of_the_procedure(make_store, shard_tokens, max_tokens, short_rate):
     documents = random_documents(7, 60)
     store = make_store(documents, shard_tokens)
     for epoch in range(2):
         key = epoch_key(7, epoch)
-        found = make_pairs(store, max_tokens, short_rate, key, random_b=False)
+        found = pairs_of(store, max_tokens, short_rate, key, random_b=False)
         assert found == list(order_pairs(documents, max_tokens, short_rate, key))
         if max_tokens == 13:
             assert 0.4 < np.mean([label for _, _, label in found]) < 0.6
 
 
-def test_documents_of_one_token_have_no_order(make_store, tokenizer):
+def test_documents_of_one_token_have_no_order(make_store):
     settings = ExampleSettings(24, objective="mlm+sop")
-    stream = PretrainingStream(make_store([[[1]], [[2]]]).train, tokenizer.vocabulary, settings, 0)
+    stream = stream_of(make_store([[[1]], [[2]]]), settings)
     with pytest.raises(ValueError, match=r"no document of the train split can be cut.*longer doc"):
         stream.examples_in_epoch(0)
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
-def test_clean_pairs_keep_the_walk_and_the_seam(make_store, make_pairs, epoch_key, shard_tokens):
+def test_clean_pairs_keep_the_walk_and_the_seam(make_store, shard_tokens):
     documents = random_documents(11, 60)
-    document_of = {
-        word: number
-        for number, document in enumerate(documents)
-        for sentence in document
-        for word in sentence
-    }
+    owner = document_of(documents)
     begins = {sentence[0] for document in documents for sentence in document}
     store = make_store(documents, shard_tokens)
-    paper = make_pairs(store, 13, 0.2, epoch_key(3))
-    clean = make_pairs(store, 13, 0.2, epoch_key(3), clean=True)
+    paper = pairs_of(store, 13, 0.2, epoch_key(3))
+    clean = pairs_of(store, 13, 0.2, epoch_key(3), clean=True)
     assert [label for *_, label in clean] == [label for *_, label in paper]
     cut = 0
     for (paper_a, paper_b, _), (a, b, is_random) in zip(paper, clean, strict=True):
         assert a and b and len(a) + len(b) <= 13 and (len(a) <= 7 or len(b) <= 6)
-        assert b[0] in begins and (a[-1] + 1 in begins or a[-1] == max(document_of))
+        assert b[0] in begins and (a[-1] + 1 in begins or a[-1] == max(owner))
         if is_random:
-            assert document_of[b[0]] != document_of[a[0]] == document_of[paper_a[0]]
+            assert owner[b[0]] != owner[a[0]] == owner[paper_a[0]]
         else:
             assert b[0] == a[-1] + 1
             assert (len(a), len(b)) == (len(paper_a), len(paper_b))
@@ -315,15 +286,15 @@ def test_clean_pairs_keep_the_walk_and_the_seam(make_store, make_pairs, epoch_ke
     assert cut > 20  # the original's seams, of the same pairs
 
 
-def test_clean_order_drops_the_outer_ends(make_store, make_pairs, epoch_key):
+def test_clean_order_drops_the_outer_ends(make_store):
     documents = random_documents(5, 40)
-    pairs = make_pairs(make_store(documents), 13, 0.0, epoch_key(2), random_b=False, clean=True)
+    pairs = pairs_of(make_store(documents), 13, 0.0, epoch_key(2), random_b=False, clean=True)
     kept = [(a, b) for a, b, swapped in pairs if not swapped]
     assert len(kept) > 20 and all(a[-1] + 1 == b[0] for a, b in kept)
     # Swapped ones lose theirs by place in the row too, so that the cuts do not tell the label.
     assert any(b[-1] + 1 != a[0] for a, b, swapped in pairs if swapped)
 
 
-def test_clean_gives_up_where_all_sentences_are_equal(make_store, make_pairs, epoch_key):
-    pairs = make_pairs(make_store([[[1, 2]] * 20] * 2), 6, 0.0, epoch_key(0), clean=True)
+def test_clean_gives_up_where_all_sentences_are_equal(make_store):
+    pairs = pairs_of(make_store([[[1, 2]] * 20] * 2), 6, 0.0, epoch_key(0), clean=True)
     assert {tuple(b[:2]) for _, b, is_random in pairs if is_random} == {(1, 2)}

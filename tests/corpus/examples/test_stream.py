@@ -1,47 +1,39 @@
-"""The stream: examples by position, whatever the order, batch size or thread; packed rows."""
+"""Examples by position, whatever the order, batch size or thread; packed rows; their settings."""
 
-import dataclasses
 import gc
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.rng import derived, seed_key
 from bertsmith.corpus.examples.stream import EpochRows, ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store import store as token_store
 from bertsmith.corpus.store.store import Shard, TokenStore
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.pretraining.diagnostics import corpus_health
 
-PAD, _, CLS, SEP, MASK = range(5)
+from .. import made
+from ..made import CLS, PAD, SEP, ascending, damage, epoch_key, read_pairs, rows, write_shards
+from ..made import stream_of as fresh
+
 SETTINGS = ExampleSettings(max_length=24)
+CLEAN = replace(SETTINGS, nsp_sampling="clean")
+MLM, SOP, LTR = (replace(SETTINGS, objective=name) for name in ("mlm", "mlm+sop", "ltr"))
+LENGTHS = np.random.default_rng(0).integers(1, 9, (40, 9))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return made.make_store(tmp_path_factory.mktemp("store"), ascending(LENGTHS), shard_tokens=800)
 
 
 @pytest.fixture
-def store(make_store):
-    words = iter(range(4000))
-    lengths = np.random.default_rng(0).integers(1, 9, (40, 9))
-    documents = [[[next(words) for _ in range(n)] for n in document] for document in lengths]
-    return make_store(documents, shard_tokens=800)
-
-
-def fresh(store, tokenizer, settings=SETTINGS, seed=3):
-    return PretrainingStream(store.train, tokenizer.vocabulary, settings, seed)
-
-
-@pytest.fixture
-def stream(store, tokenizer):
-    return fresh(store, tokenizer)
-
-
-def rows(batch):
-    """Each example of a batch as bytes."""
-    arrays = [np.ascontiguousarray(array) for array in dataclasses.astuple(batch)]
-    return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(arrays[0]))]
+def stream(store):
+    return fresh(store)
 
 
 def segments(batch):
@@ -59,6 +51,13 @@ def read(stream, position, size, count):
         batch, position = stream.batch(position, size)
         examples += rows(batch)
     return examples, position
+
+
+def by_threads(stream, starts):
+    """The rows of batches of 7, made in another order by four threads, and the positions after."""
+    with ThreadPoolExecutor(4) as threads:
+        batches = list(threads.map(lambda start: stream.batch(start, 7), reversed(starts)))[::-1]
+    return [row for batch, _ in batches for row in rows(batch)], [after for _, after in batches]
 
 
 def test_shapes_types_and_layout(stream, store):
@@ -91,110 +90,78 @@ def test_shapes_types_and_layout(stream, store):
     assert 0.4 < batch.next_labels.mean() < 0.95
 
 
-def test_an_epoch_holds_every_example_once_and_the_next_one_others(stream, read_pairs):
-    count = stream.examples_in_epoch(0)
-    first, position = read(stream, Position(), 1, count)
-    assert position == Position(1, 0)
-    assert len(set(first)) == count
-    second, _ = read(stream, position, 1, stream.examples_in_epoch(1))
-    assert len(set(first) & set(second)) < count / 10
-    # The shuffled order holds the same pairs as the order of the documents.
+def test_the_shuffled_order_holds_the_pairs_of_the_documents(stream):
+    batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
     in_order = Counter(str(a + b) for a, b, _ in read_pairs(stream.epoch(0), 21))
-    batch, _ = stream.batch(Position(), count)
     assert Counter(segments(batch)) == in_order
 
 
-def test_examples_do_not_depend_on_batch_size_order_or_threads(store, stream, tokenizer):
-    total = stream.examples_in_epoch(0) + stream.examples_in_epoch(1) + 10
-    expected, end = read(stream, Position(), 1, total)
-    assert end == Position(2, 10) == stream.advance(Position(), total)
-
-    other = fresh(store, tokenizer)
-    starts = [other.advance(Position(), first) for first in range(0, total - 7, 7)]
-    with ThreadPoolExecutor(4) as threads:
-        batches = list(threads.map(lambda start: other.batch(start, 7), reversed(starts)))
-    found = [row for batch, _ in reversed(batches) for row in rows(batch)]
-    assert found == expected[: len(found)]
-    assert [after for _, after in reversed(batches)][:-1] == starts[1:]
-
-
-def test_seed_changes_the_examples(store, tokenizer, stream):
-    other = fresh(store, tokenizer, seed=4)
+def test_seed_changes_the_examples(store, stream):
+    other = fresh(store, seed=4)
     assert rows(other.batch(Position(), 8)[0]) != rows(stream.batch(Position(), 8)[0])
 
 
 def test_positions_name_the_rows_of_a_batch(stream):
-    count = stream.examples_in_epoch(0)
-    assert stream.positions(Position(0, count - 1), 3) == [
-        Position(0, count - 1),
-        Position(1, 0),
-        Position(1, 1),
-    ]
+    last = Position(0, stream.examples_in_epoch(0) - 1)
+    assert stream.positions(last, 3) == [last, Position(1, 0), Position(1, 1)]
 
 
-def test_whole_words_and_width_of_predictions(store, tokenizer):
-    settings = ExampleSettings(
-        max_length=24, mlm_probability=0.5, max_predictions_per_seq=7, masking="word"
-    )
-    batch, _ = fresh(store, tokenizer, settings).batch(Position(), 40)
-    counts = batch.masked_weights.sum(1)
-    assert batch.masked_positions.shape == (40, 7) and counts.max() == 7
+def test_whole_words_and_width_of_predictions(store):
+    settings = replace(SETTINGS, mlm_probability=0.5, max_predictions_per_seq=7, masking="word")
+    batch, _ = fresh(store, settings).batch(Position(), 40)
+    assert batch.masked_positions.shape == (40, 7) and batch.masked_weights.sum(1).max() == 7
 
 
-def test_one_document_makes_no_pairs(make_store, tokenizer):
+def test_one_document_makes_no_pairs(make_store):
     store = make_store([[[1, 2], [3]], [[4]]])
     with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank line.*--held-out"):
-        PretrainingStream(store.held_out, tokenizer.vocabulary, SETTINGS, 0)
-    batch, _ = fresh(store, tokenizer).batch(Position(), 9)
+        PretrainingStream(store.held_out, store.tokenizer.vocabulary, SETTINGS, 0)
+    batch, _ = fresh(store).batch(Position(), 9)
     assert batch.lengths.min() >= 5
 
 
 def test_another_vocabulary_is_refused(store):
     other = Vocabulary([*SPECIAL, "a", "b"])
-    with pytest.raises(
-        ValueError, match=rf"built with vocabulary .*{other.fingerprint[:12]}.*7 pieces"
-    ):
+    message = rf"built with vocabulary .*{other.fingerprint[:12]}.*7 pieces"
+    with pytest.raises(ValueError, match=message):
         PretrainingStream(store.train, other, SETTINGS, 0)
 
 
+def by_objective(*settings):
+    names = [f"{one.objective}-{one.nsp_sampling}-{one.masking}" for one in settings]
+    return pytest.mark.parametrize("settings", settings, ids=names)
+
+
 EVERY = [
-    ExampleSettings(24, nsp_sampling="clean", masking="word"),
-    ExampleSettings(24, objective="mlm", masking="span", mlm_probability=0.3),
-    ExampleSettings(24, objective="mlm+sop", masking="span"),
-    ExampleSettings(24, objective="ltr"),
-]
-OF_SECTIONS = [
-    ExampleSettings(24),
-    ExampleSettings(24, nsp_sampling="clean"),
-    ExampleSettings(24, objective="mlm"),
-    ExampleSettings(24, objective="mlm+sop"),
-    ExampleSettings(24, objective="ltr"),
+    replace(CLEAN, masking="word"),
+    replace(MLM, masking="span", mlm_probability=0.3),
+    replace(SOP, masking="span"),
+    LTR,
 ]
 
 
-@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: settings.objective)
-def test_every_objective_is_a_function_of_the_position(store, tokenizer, settings):
-    stream = fresh(store, tokenizer, settings)
+@by_objective(SETTINGS, *EVERY)
+def test_every_objective_is_a_function_of_the_position(store, settings):
+    stream = fresh(store, settings)
     count = stream.examples_in_epoch(0)
-    total = count + stream.examples_in_epoch(1) + 5
-    expected, end = read(fresh(store, tokenizer, settings), Position(), 1, total)
-    assert end == Position(2, 5)
+    total = count + stream.examples_in_epoch(1) + 10
+    expected, end = read(fresh(store, settings), Position(), 1, total)
+    assert end == Position(2, 10) == stream.advance(Position(), total)
     # Every row of an epoch once, in another order, and other rows in the next.
     assert len(set(expected[:count])) == count
-    assert len(set(expected[:count]) & set(expected[count:])) < count / 4
-    stream = fresh(store, tokenizer, settings)
+    again = set(expected[:count]) & set(expected[count:])
+    assert len(again) < count / (10 if settings is SETTINGS else 4)
+    stream = fresh(store, settings)
     starts = [stream.advance(Position(), first) for first in range(0, total - 7, 7)]
-    with ThreadPoolExecutor(4) as threads:
-        batches = list(threads.map(lambda start: stream.batch(start, 7)[0], reversed(starts)))
-    found = [row for batch in reversed(batches) for row in rows(batch)]
-    assert found == expected[: len(found)]
-    large, _ = fresh(store, tokenizer, settings).batch(Position(), total)
+    found, ends = by_threads(stream, starts)
+    assert found == expected[: len(found)] and ends[:-1] == starts[1:]
+    large, _ = fresh(store, settings).batch(Position(), total)
     assert rows(large) == expected
 
 
-@pytest.mark.parametrize("settings", EVERY[1::2], ids=lambda settings: settings.objective)
-def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, settings):
-    stream = fresh(store, tokenizer, settings)
+@by_objective(*EVERY[1::2])
+def test_packed_rows_are_full_and_hold_every_word_once(store, settings):
+    stream = fresh(store, settings)
     batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
     assert (batch.lengths == 24).all()
     used = batch.masked_weights[:, :-1] if settings.objective == "ltr" else batch.masked_weights
@@ -208,44 +175,33 @@ def test_packed_rows_are_full_and_hold_every_word_once(store, tokenizer, setting
     assert len(words) >= store.train.num_tokens - ends
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, *EVERY])
-def test_a_damaged_block_is_named_by_the_batch_that_reads_it(
-    make_store, tokenizer, monkeypatch, settings
-):
+@by_objective(SETTINGS, *EVERY)
+def test_a_damaged_block_is_named_by_the_batch_that_reads_it(make_store, monkeypatch, settings):
     monkeypatch.setattr("bertsmith.corpus.store.blocks.BLOCK", 64)
     folder = make_store([[[word, word + 1]] * 8 for word in range(30)]).folder
-    file = folder / "train-00000.tokens"
-    content = bytearray(file.read_bytes())
-    content[200] ^= 4
-    file.write_bytes(content)
-    stream = fresh(TokenStore.open(folder), tokenizer, settings)
+    damage(folder / "train-00000.tokens", 200)
+    stream = fresh(TokenStore.open(folder), settings)
     with pytest.raises(ValueError, match=r"train-00000\.tokens: block 3 .* is damaged"):
         stream.batch(Position(), stream.examples_in_epoch(0))
-    numbers = [stream.batch(place, 1) for place in sound_places(stream)]
-    assert len(numbers) > 5  # rows elsewhere are read
-
-
-def sound_places(stream):
+    sound = 0
     for index in range(stream.examples_in_epoch(0)):
         try:
             stream.batch(Position(0, index), 1)
         except ValueError:
             continue
-        yield Position(0, index)
+        sound += 1
+    assert sound > 5  # rows elsewhere are read
 
 
 # --- a split above `SECTION_TOKENS`, read in sections ---
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, write_store):
+def folder(tmp_path_factory):
     """13 shards of 7 documents; every word stands in the text once."""
-    words, dice = iter(range(4000)), np.random.default_rng(0)
-    shards = [
-        [[[next(words) for _ in range(n)] for n in dice.integers(1, 9, 9)] for _ in range(7)]
-        for _ in range(13)
-    ]
-    return write_store(tmp_path_factory.mktemp("store"), shards).folder
+    documents = ascending(np.random.default_rng(0).integers(1, 9, (13 * 7, 9)))
+    shards = [documents[first : first + 7] for first in range(0, 13 * 7, 7)]
+    return write_shards(tmp_path_factory.mktemp("store"), shards).folder
 
 
 @pytest.fixture
@@ -257,9 +213,17 @@ def sectioned(folder, monkeypatch):
     return sectioned
 
 
-@pytest.mark.parametrize("settings", OF_SECTIONS, ids=lambda settings: settings.objective)
-def test_rows_are_a_function_of_the_position(sectioned, tokenizer, settings):
-    stream = fresh(sectioned, tokenizer, settings)
+@pytest.fixture
+def opened(sectioned, monkeypatch):
+    """The names of the shards that are opened from now on."""
+    names, contents = [], Shard.contents
+    monkeypatch.setattr(Shard, "contents", lambda self: names.append(self._name) or contents(self))
+    return names
+
+
+@by_objective(SETTINGS, CLEAN, MLM, SOP, LTR)
+def test_rows_of_sections_are_a_function_of_the_position(sectioned, settings):
+    stream = fresh(sectioned, settings)
     count = stream.examples_in_epoch(0)
     total = count + 100
     whole, end = stream.batch(Position(), total)
@@ -268,19 +232,13 @@ def test_rows_are_a_function_of_the_position(sectioned, tokenizer, settings):
     assert end == stream.advance(Position(), total) and end.epoch == 1
     places = stream.positions(Position(), total)
     assert [place.section for place in places[:count]] == sorted(p.section for p in places[:count])
-    starts = [
-        fresh(sectioned, tokenizer, settings).advance(Position(), n) for n in range(0, total, 7)
-    ]
+    starts = [fresh(sectioned, settings).advance(Position(), n) for n in range(0, total, 7)]
     assert starts == places[::7]
-    other = fresh(sectioned, tokenizer, settings)
-    with ThreadPoolExecutor(4) as threads:
-        batches = list(threads.map(lambda start: other.batch(start, 7)[0], reversed(starts)))
-    found = [row for batch in reversed(batches) for row in rows(batch)]
-    assert found[:total] == expected
+    assert by_threads(fresh(sectioned, settings), starts)[0][:total] == expected
 
 
-def test_an_epoch_reads_every_word_and_mixes_the_shards_anew(sectioned, tokenizer):
-    stream = fresh(sectioned, tokenizer, ExampleSettings(24, objective="ltr"))
+def test_an_epoch_reads_every_word_and_mixes_the_shards_anew(sectioned):
+    stream = fresh(sectioned, LTR)
     divided = []
     for epoch in range(2):
         found = []
@@ -295,23 +253,17 @@ def test_an_epoch_reads_every_word_and_mixes_the_shards_anew(sectioned, tokenize
     assert set(divided[0]) != set(divided[1])
 
 
-def test_a_random_b_comes_from_the_section_of_a(sectioned, tokenizer):
-    stream = fresh(sectioned, tokenizer)
+def test_a_random_b_comes_from_the_section_of_a(sectioned):
+    stream = fresh(sectioned)
     for section in range(4):
         pairs = stream.epoch(0, section)
-        documents = {number for number in range(pairs.section.num_documents)}
         segments = pairs.segments(np.arange(len(pairs)))
-        assert set(segments["b_document"].tolist()) <= documents
+        assert set(segments["b_document"].tolist()) <= set(range(pairs.section.num_documents))
         assert (segments["label"] == 1).any()
 
 
-def test_a_late_position_opens_one_section_and_drops_what_is_behind(
-    sectioned, tokenizer, monkeypatch
-):
-    opened = []
-    contents = Shard.contents
-    monkeypatch.setattr(Shard, "contents", lambda self: opened.append(self._name) or contents(self))
-    stream = fresh(sectioned, tokenizer)
+def test_a_late_position_opens_one_section_and_drops_what_is_behind(sectioned, opened):
+    stream = fresh(sectioned)
     stream.batch(Position(epoch=1000, index=5, section=2), 8)
     assert len(opened) == len(set(opened)) <= 4
     shards = [weakref.ref(shard) for shard in stream.epoch(1000, 2).section.shards]
@@ -321,15 +273,9 @@ def test_a_late_position_opens_one_section_and_drops_what_is_behind(
     assert not any(shard() for shard in shards)
 
 
-def test_the_health_of_a_large_store_is_judged_by_its_first_section(
-    sectioned, tokenizer, monkeypatch
-):
-    read = set()
-    files = Shard.contents
-    monkeypatch.setattr(Shard, "contents", lambda self: read.add(self._name) or files(self))
-    health = corpus_health(fresh(sectioned, tokenizer))
-    assert health["duplicate_sentences"] == 0.0
-    assert len(read) <= 4
+def test_the_health_of_a_large_store_is_judged_by_its_first_section(sectioned, opened):
+    assert corpus_health(fresh(sectioned))["duplicate_sentences"] == 0.0
+    assert len(set(opened)) <= 4
 
 
 def test_there_are_no_more_sections_than_shards(folder, monkeypatch):
@@ -343,7 +289,7 @@ def test_there_are_no_more_sections_than_shards(folder, monkeypatch):
 
 def packed(store, length, epoch):
     """All rows of an epoch in the order of the text, and their lengths."""
-    rows = EpochRows(store.train, length, derived(seed_key(1), epoch))
+    rows = EpochRows(store.train, length, epoch_key(1, epoch))
     batch = PretrainingBatch.empty(len(rows), length, 1, PAD)
     keys = rows.fill(np.arange(len(rows)), batch, CLS, SEP)
     assert len(set(keys.tolist())) == len(rows)
@@ -353,11 +299,7 @@ def packed(store, length, epoch):
 
 def as_items(documents):
     """The documents end to end, a separator behind each, as ids."""
-    return [
-        item
-        for document in documents
-        for item in [*(word + 5 for sentence in document for word in sentence), SEP]
-    ]
+    return [item for one in documents for item in [*(word + 5 for s in one for word in s), SEP]]
 
 
 def test_three_documents_by_hand(make_store):
@@ -379,15 +321,9 @@ def test_three_documents_by_hand(make_store):
     assert seen == {0, 1, 2, 3}
 
 
-@pytest.fixture
-def documents():
-    words = iter(range(4000))
-    lengths = np.random.default_rng(0).integers(1, 9, (60, 6))
-    return [[[next(words) for _ in range(n)] for n in document] for document in lengths]
-
-
 @pytest.mark.parametrize("length", [5, 24, 100])
-def test_rows_are_the_text_of_each_shard_without_its_ends(make_store, documents, length):
+def test_rows_are_the_text_of_each_shard_without_its_ends(make_store, length):
+    documents = ascending(np.random.default_rng(0).integers(1, 9, (60, 6)))
     store = make_store(documents, shard_tokens=400)
     assert len(store.train.shards) > 2
     ids, lengths = packed(store, length, epoch=2)
@@ -407,18 +343,15 @@ def test_rows_are_the_text_of_each_shard_without_its_ends(make_store, documents,
 
 def test_a_shard_shorter_than_a_row_is_padded(make_store):
     store = make_store([[[0, 1]], [[2]]])
+    row = [CLS, 5, 6, SEP, 7, SEP, SEP]
     for epoch in range(5):
         ids, lengths = packed(store, 12, epoch)
-        assert ids.tolist() == [[CLS, 5, 6, SEP, 7, SEP, SEP, PAD, PAD, PAD, PAD, PAD]]
-        assert lengths.tolist() == [7]
-    ids, lengths = packed(store, 7, 0)  # exactly one row
-    assert ids.tolist() == [[CLS, 5, 6, SEP, 7, SEP, SEP]]
+        assert (ids.tolist(), lengths.tolist()) == ([[*row, *[PAD] * 5]], [7])
+    assert packed(store, 7, 0)[0].tolist() == [row]  # exactly one row
 
 
-def test_left_to_right_predicts_the_next_token_of_each(make_store, tokenizer):
-    store = make_store([[[0, 1]], [[2]]])
-    settings = ExampleSettings(12, objective="ltr")
-    stream = fresh(store, tokenizer, settings)
+def test_left_to_right_predicts_the_next_token_of_each(make_store):
+    stream = fresh(make_store([[[0, 1]], [[2]]]), replace(LTR, max_length=12))
     batch, following = stream.batch(Position(), 2)
     assert following == Position(2, 0)
     row = [CLS, 5, 6, SEP, 7, SEP, SEP, PAD, PAD, PAD, PAD, PAD]
@@ -429,11 +362,54 @@ def test_left_to_right_predicts_the_next_token_of_each(make_store, tokenizer):
     assert batch.masked_weights.tolist() == [[1.0] * 5 + [0.0] * 6] * 2
 
 
-def test_one_document_is_enough(make_store, tokenizer):
+@pytest.mark.parametrize("objective", ["mlm", "ltr"])
+def test_one_document_is_enough(make_store, objective):
     store = make_store([[[0, 1, 2, 3]], [[9]]])
-    for objective in ("mlm", "ltr"):
-        settings = ExampleSettings(5, objective=objective)
-        with pytest.raises(ValueError, match=r"0 document.*none gives no rows.*--held-out"):
-            PretrainingStream(store.held_out, tokenizer.vocabulary, settings, 0)
-        stream = fresh(store, tokenizer, settings)
-        assert stream.examples_in_epoch(0) in (1, 2)
+    settings = ExampleSettings(5, objective=objective)
+    with pytest.raises(ValueError, match=r"0 document.*none gives no rows.*--held-out"):
+        PretrainingStream(store.held_out, store.tokenizer.vocabulary, settings, 0)
+    assert fresh(store, settings).examples_in_epoch(0) in (1, 2)
+
+
+# --- settings ---
+
+
+NSP, MASKS = "mlm+nsp", {"mlm_probability": 0.3}
+FULL = {"max_length": 24, "max_predictions_per_seq": 22}
+
+
+@pytest.mark.parametrize(
+    ("objective", "values", "message"),
+    [
+        ("clm", {}, "objective"),
+        (NSP, {"max_length": 4}, "max_length"),
+        (NSP, {"mlm_probability": 0.0}, "mlm_probability"),
+        (NSP, {"short_seq_prob": 1.5}, "short_seq_prob"),
+        (NSP, {"max_predictions_per_seq": 0}, "max_predictions_per_seq"),
+        (NSP, {"mask_replace_prob": 0.9, "random_replace_prob": 0.2}, "mask_replace_prob"),
+        (NSP, {"masking": "phrase"}, "masking"),
+        (NSP, {"nsp_sampling": "dirty"}, "nsp_sampling"),
+        (NSP, FULL, "max_length = 24 has 21 tokens.*1 to 21, or raise"),
+        ("ltr", MASKS, "mlm_probability = 0.3.*masks nothing: leave mlm_probability"),
+        ("ltr", {"masking": "span"}, "masking = span"),
+        ("ltr", {"max_predictions_per_seq": 9}, "max_predictions_per_seq = 9"),
+        ("mlm", {"short_seq_prob": 0.5}, "short_seq_prob = 0.5: .*mlm has no pairs.*take"),
+        ("mlm", {"nsp_sampling": "clean"}, "nsp_sampling = clean.*mlm has no pairs.*another"),
+    ],
+)
+def test_impossible_settings_are_named(objective, values, message):
+    with pytest.raises(ValueError, match=message):
+        ExampleSettings(objective=objective, **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "width"),
+    [
+        ({"max_length": 128, "mlm_probability": 0.3}, 38),
+        ({"max_predictions_per_seq": 21}, 21),
+        ({"mlm_probability": 1.0}, 21),  # all but the special ones
+        ({"objective": "ltr"}, 23),
+    ],
+)
+def test_width_of_predictions(values, width):
+    assert ExampleSettings(**{"max_length": 24, **values}).num_predictions == width

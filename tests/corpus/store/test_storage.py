@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import sys
 import threading
 
@@ -11,44 +10,47 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bertsmith.cli.main import main
-from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
+from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store import blocks, store
 from bertsmith.corpus.store.storage import FileCache, RemoteFolder
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 
-URL = "memory://bucket/store"
-SETTINGS = ExampleSettings(max_length=24)
+from ...tiny import cli
+from ..made import URL, replace_stored, stored, stream_of, write_shards
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory, write_store):
+def original(tmp_path_factory):
     """5 shards of 12 documents; no test changes it."""
     dice = np.random.default_rng(0)
     shards = [
         [[dice.integers(0, 4000, n) for n in dice.integers(3, 9, 6)] for _ in range(12)]
         for _ in range(5)
     ]
-    return write_store(tmp_path_factory.mktemp("store"), shards)
+    return write_shards(tmp_path_factory.mktemp("store"), shards)
 
 
-def replace(name, content):
-    fsspec.filesystem("memory").pipe_file(f"/bucket/store/{name}", content)
+@pytest.fixture
+def local(original, cache):
+    """It is published."""
+    publish(original.folder, URL)
+    return original
 
 
 def cached(cache):
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def epoch(store, settings=SETTINGS):
-    stream = PretrainingStream(store.train, store.tokenizer.vocabulary, settings, seed=3)
+def epoch(store):
+    stream = stream_of(store)
     batch, _ = stream.batch(Position(), stream.examples_in_epoch(0))
     return batch.input_ids
 
 
 def test_a_published_store_reads_as_the_local_one(local, cache):
-    publish(local.folder, URL)
     remote = TokenStore.open(URL)
     assert remote.fingerprint == local.fingerprint
     assert remote.tokenizer.fingerprint == local.tokenizer_fingerprint
@@ -59,25 +61,22 @@ def test_a_published_store_reads_as_the_local_one(local, cache):
     assert list(verify_store(URL)) == []
 
 
-def test_a_file_url_is_a_copy_of_a_slow_disk(local, tmp_path):
-    remote = TokenStore.open(f"file://{local.folder}")
-    assert (epoch(remote) == epoch(local)).all()
-    publish(local.folder, f"file://{tmp_path}/there/store")
-    assert TokenStore.open(tmp_path / "there" / "store").fingerprint == local.fingerprint
+def test_a_file_url_is_a_copy_of_a_slow_disk(original, tmp_path):
+    remote = TokenStore.open(f"file://{original.folder}")
+    assert (epoch(remote) == epoch(original)).all()
+    publish(original.folder, f"file://{tmp_path}/there/store")
+    assert TokenStore.open(tmp_path / "there" / "store").fingerprint == original.fingerprint
 
 
 def test_a_file_is_fetched_once_for_all_threads_and_later_processes(local, monkeypatch):
-    publish(local.folder, URL)
-    fetched = []
-    fetch = RemoteFolder._fetch
+    fetched, fetch = [], RemoteFolder._fetch
 
     def counted(self, file, content, path):
         fetched.append(file)
         fetch(self, file, content, path)
 
     monkeypatch.setattr(RemoteFolder, "_fetch", counted)
-    opened = [TokenStore.open(URL) for _ in range(4)]
-    threads = [threading.Thread(target=one.train.open) for one in opened]
+    threads = [threading.Thread(target=TokenStore.open(URL).train.open) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,19 +87,11 @@ def test_a_file_is_fetched_once_for_all_threads_and_later_processes(local, monke
 
 def test_the_least_recently_used_file_leaves_the_cache(tmp_path):
     cache = FileCache(tmp_path / "small", limit=250)
-
-    def open_file(key):
-        with cache.open(key, 100, lambda path: path.write_bytes(key.encode() * 100)) as file:
-            return file.read()
-
-    times = iter(range(1_000, 2_000))
-
-    def used(key):
-        assert open_file(key) == key.encode() * 100
-        os.utime(cache.folder / key, (now := next(times), now))
-
-    for key in ("a", "b", "a", "c"):
-        used(key)
+    for now, key in enumerate(("a", "b", "a", "c"), 1_000):
+        content = key.encode() * 100
+        with cache.open(key, 100, lambda path, content=content: path.write_bytes(content)) as file:
+            assert file.read() == content
+        os.utime(cache.folder / key, (now, now))
     assert {path.name for path in cached(cache.folder)} == {"a", "c"}
     with pytest.raises(ValueError, match="no room for a file of .*BERTSMITH_CACHE_GB"):
         cache.open("d", 251, lambda path: None)
@@ -109,7 +100,6 @@ def test_the_least_recently_used_file_leaves_the_cache(tmp_path):
 def test_nothing_but_what_was_fetched_leaves_the_folder(local, cache, monkeypatch):
     (cache / "mine").mkdir(parents=True)
     (cache / "mine" / "file").write_bytes(b"x" * 10_000)
-    publish(local.folder, URL)
     size = sum(shard.num_bytes for shard in local.train.shards)
     monkeypatch.setenv("BERTSMITH_CACHE_GB", str(size / 1e9))
     TokenStore.open(URL).train.open()
@@ -117,7 +107,6 @@ def test_nothing_but_what_was_fetched_leaves_the_folder(local, cache, monkeypatc
 
 
 def test_a_file_that_left_the_cache_stays_readable_and_comes_again(local, cache):
-    publish(local.folder, URL)
     remote = TokenStore.open(URL)
     expected = epoch(local)
     remote.train.open()
@@ -127,47 +116,61 @@ def test_a_file_that_left_the_cache_stays_readable_and_comes_again(local, cache)
     assert (epoch(TokenStore.open(URL)) == expected).all() and cached(cache)
 
 
-def test_a_cache_smaller_than_what_is_read_together_is_refused(local, monkeypatch):
-    publish(local.folder, URL)
-    monkeypatch.setenv("BERTSMITH_CACHE_GB", "0.000001")
-    with pytest.raises(ValueError, match=r"memory://bucket/store: .* GB are read together, the"):
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("0.000001", r"memory://bucket/store: .* GB are read together, the"),
+        ("much", "BERTSMITH_CACHE_GB = much: expected a number"),
+    ],
+)
+def test_a_cache_smaller_than_what_is_read_together_is_refused(local, monkeypatch, limit, message):
+    monkeypatch.setenv("BERTSMITH_CACHE_GB", limit)
+    with pytest.raises(ValueError, match=message):
         epoch(TokenStore.open(URL))
-    monkeypatch.setenv("BERTSMITH_CACHE_GB", "much")
-    with pytest.raises(ValueError, match="BERTSMITH_CACHE_GB = much: expected a number"):
-        TokenStore.open(URL)
 
 
-def test_a_cache_too_small_for_the_store_but_not_for_its_sections_is_enough(
-    local, cache, monkeypatch
-):
-    publish(local.folder, URL)
+@pytest.fixture
+def sectioned(local, monkeypatch):
     monkeypatch.setattr(store, "SECTION_TOKENS", local.train.num_tokens // 5)
     remote = TokenStore.open(URL)
-    size = sum(shard.num_bytes for shard in remote.train.shards)
     assert remote.train.num_sections == 5
+    return remote
+
+
+def test_a_cache_for_the_sections_of_a_store_is_enough(sectioned, local, cache, monkeypatch):
+    size = sum(shard.num_bytes for shard in sectioned.train.shards)
     monkeypatch.setenv("BERTSMITH_CACHE_GB", str(0.8 * size / 1e9))
     assert len(epoch(TokenStore.open(URL))) == len(epoch(TokenStore.open(local.folder)))
     assert sum(path.stat().st_size for path in cached(cache)) <= 0.8 * size
 
 
-@pytest.mark.parametrize("fault", ["flip", "cut", "longer"])
-def test_what_arrives_damaged_is_named_and_not_kept(local, cache, fault):
-    publish(local.folder, URL)
-    content = local.storage.read("train-00001.tokens")
-    flipped = bytes([content[0] ^ 1]) + content[1:]
-    replace(
-        "train-00001.tokens",
-        {"flip": flipped, "cut": content[:-2], "longer": content + b"xx"}[fault],
-    )
+def test_the_next_section_is_fetched_while_one_is_read(sectioned):
+    stream = stream_of(sectioned)
+    _, _ = stream.batch(Position(), 1)
+    ahead = stream._ahead[0, 1]
+    for thread in threading.enumerate():
+        if thread.name == "fetch":
+            thread.join()
+    assert all("files" in vars(shard) for shard in ahead.shards)
+    assert stream.epoch(0, 1).section is ahead
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [lambda c: bytes([c[0] ^ 1]) + c[1:], lambda c: c[:-2], lambda c: c + b"xx"],
+    ids=["flip", "cut", "longer"],
+)
+def test_what_arrives_damaged_is_named_and_not_kept(local, cache, spoilt):
+    name = "train-00001.tokens"
+    replace_stored(name, spoilt(stored(name)))
     with pytest.raises(ValueError, match=rf"{URL}/train-00001\.tokens: .*(damaged|bytes where)"):
         TokenStore.open(URL).train.open()
-    assert not [path for path in cached(cache) if "train-00001.tokens" in path.name]
+    assert not [path for path in cached(cache) if name in path.name]
     faults = list(verify_store(URL))
-    assert faults and all(f"{URL}/train-00001.tokens" in fault for fault in faults)
+    assert faults and all(f"{URL}/{name}" in fault for fault in faults)
 
 
 def test_a_transfer_that_failed_once_is_repeated(local, monkeypatch):
-    publish(local.folder, URL)
     stream, cut = RemoteFolder.stream, []
 
     def cut_once(self, file):
@@ -182,7 +185,6 @@ def test_a_transfer_that_failed_once_is_repeated(local, monkeypatch):
 
 
 def test_a_file_damaged_in_the_cache_is_named(local, cache):
-    publish(local.folder, URL)
     TokenStore.open(URL).train.open()
     for path in cached(cache):
         if "train-00001.tokens" in path.name:
@@ -192,10 +194,10 @@ def test_a_file_damaged_in_the_cache_is_named(local, cache):
         epoch(TokenStore.open(URL))
 
 
-def test_what_is_not_there_is_named(local):
+def test_what_is_not_there_is_named(original):
     with pytest.raises(ValueError, match=rf"{URL}: no finished token store"):
         TokenStore.open(URL)
-    publish(local.folder, URL)
+    publish(original.folder, URL)
     del MemoryFileSystem.store["/bucket/store/train-00000.documents"]
     with pytest.raises(ValueError, match=r"train-00000\.documents: missing"):
         TokenStore.open(URL).train.open()
@@ -212,8 +214,7 @@ class Forbidden(MemoryFileSystem):
     def cat_file(self, *args, **kwargs):
         raise self.error
 
-    def open(self, *args, **kwargs):
-        raise self.error
+    open = cat_file
 
 
 @pytest.mark.parametrize(
@@ -223,16 +224,15 @@ class Forbidden(MemoryFileSystem):
         (TimeoutError("no answer\nfor long"), 1, "TimeoutError: no answer for long"),
     ],
 )
-def test_trouble_of_the_storage_is_one_line(local, monkeypatch, capsys, error, code, message):
+def test_trouble_of_the_storage_is_one_line(original, monkeypatch, error, code, message):
     fsspec.register_implementation("forbidden", Forbidden, clobber=True)
     monkeypatch.setattr(Forbidden, "error", error)
-    assert main(["corpus", "verify", "forbidden://bucket/store"]) == code
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "forbidden://bucket/store/manifest.json" in said
-    assert message in said
+    ran = cli("corpus", "verify", "forbidden://bucket/store")
+    assert ran.code == code and ran.err.count("\n") == 1 and message in ran.err
+    assert "forbidden://bucket/store/manifest.json" in ran.err
     monkeypatch.setattr(Forbidden, "info", lambda *args, **kwargs: {"size": 0})
-    assert main(["corpus", "publish", str(local.folder), "forbidden://bucket/store"]) == code
-    assert message in capsys.readouterr().err
+    ran = cli("corpus", "publish", original.folder, "forbidden://bucket/store")
+    assert ran.code == code and message in ran.err
 
 
 def test_without_fsspec_a_url_is_refused_with_the_remedy(monkeypatch):
@@ -241,74 +241,19 @@ def test_without_fsspec_a_url_is_refused_with_the_remedy(monkeypatch):
         TokenStore.open("memory://b")
 
 
-def test_publishing_goes_on_where_it_was(local, monkeypatch, capsys):
-    write, sent = RemoteFolder.write, []
+def test_a_file_on_a_disk_is_whole_or_absent(tmp_path):
+    folder = tmp_path / "there" / "sub"
+    target = RemoteFolder(f"file://{tmp_path}/there")
 
-    def broken(self, file, content):
-        sent.append(file)
-        if len(sent) == 9:
-            raise ConnectionError(104, "Connection reset by peer", f"{URL}/{file}")
-        write(self, file, content)
+    def cut():
+        yield b"half"
+        raise ConnectionError(104, "Connection reset by peer", "a")
 
-    monkeypatch.setattr(RemoteFolder, "write", broken)
-    assert main(["corpus", "publish", str(local.folder), URL]) == 1
-    assert "Connection reset by peer" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="no finished token store"):
-        TokenStore.open(URL)
-    assert main(["corpus", "publish", str(local.folder), URL]) == 0
-    assert f"{local.train.num_tokens:,} tokens" in capsys.readouterr().out
-    assert sent[-1] == "manifest.json" and len(set(sent)) == len(sent) - 1
-    assert list(verify_store(URL)) == []
-
-
-def test_a_store_is_built_for_a_url(tmp_path, tokenizer, monkeypatch, capsys):
-    tokenizer.save(tmp_path / "vocab")
-    (tmp_path / "a.txt").write_text("\n\n".join(f"w{k} w{k + 1}\nw{k}" for k in range(30)))
-    command = ["corpus", str(tmp_path / "a.txt"), "--vocab", str(tmp_path / "vocab")]
-    command += ["--sentence-per-line", "--workers", "1"]
-
-    def refused(self, file, content):
-        raise PermissionError(13, "no permission", self.name(file))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "write", refused)
-        assert main([*command, "--out", URL]) == 2
-    assert f"{URL}/vocab.txt: no permission" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="no finished token store"):
-        TokenStore.open(URL)
-    assert main([*command, "--out", URL]) == 0
-    assert "finished before" in capsys.readouterr().err
-    assert not list((tmp_path / "cache" / "builds").iterdir())
-    assert main([*command, "--out", str(tmp_path / "local")]) == 0
-    assert TokenStore.open(URL).fingerprint == TokenStore.open(tmp_path / "local").fingerprint
-
-
-def test_no_damaged_block_and_no_other_store_is_published(local, write_store, tmp_path, capsys):
-    publish(write_store(tmp_path / "other", [[[[1, 2], [3]], [[4]]]]).folder, URL)
-    with pytest.raises(ValueError, match=rf"{URL}: holds another finished token store"):
-        publish(local.folder, URL)
-    copy = shutil.copytree(local.folder, tmp_path / "copy")
-    (copy / "train-00002.sentences").write_bytes(
-        b"x" * (copy / "train-00002.sentences").stat().st_size
-    )
-    with pytest.raises(ValueError, match=r"train-00002\.sentences: block 0"):
-        publish(copy, "memory://bucket/third")
-    assert main(["corpus", "publish", str(local.folder), "folder"]) == 2
-    assert "folder: no URL" in capsys.readouterr().err
-
-
-def test_the_next_section_is_fetched_while_one_is_read(local, monkeypatch):
-    publish(local.folder, URL)
-    monkeypatch.setattr(store, "SECTION_TOKENS", local.train.num_tokens // 5)
-    remote = TokenStore.open(URL)
-    stream = PretrainingStream(remote.train, remote.tokenizer.vocabulary, SETTINGS, seed=3)
-    _, _ = stream.batch(Position(), 1)
-    ahead = stream._ahead[0, 1]
-    for thread in threading.enumerate():
-        if thread.name == "fetch":
-            thread.join()
-    assert all("files" in vars(shard) for shard in ahead.shards)
-    assert stream.epoch(0, 1).section is ahead
+    with pytest.raises(ConnectionError):
+        target.write("sub/a", cut())
+    assert list(folder.iterdir()) == []
+    target.write("sub/a", [b"ha", b"lf"])
+    assert (folder / "a").read_bytes() == b"half"
 
 
 def test_blocks_are_read_whole():

@@ -7,14 +7,17 @@ import sys
 import numpy as np
 import pytest
 
-from bertsmith.cli.main import main
 from bertsmith.corpus.store import blocks
 from bertsmith.corpus.store.blocks import read_manifest, sealed, write_manifest
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import verify_store
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ...tiny import bertsmith, cli, refused, word_tokenizer
+from ..made import TOKENIZER, damage, write_shards
+
+NO_STORE = r"manifest\.json: (damaged|a token store of format)"
 
 
 @pytest.fixture
@@ -22,12 +25,6 @@ def folder(make_store, monkeypatch):
     """A store of 20 documents with blocks of 64 bytes, so that every file has several."""
     monkeypatch.setattr(blocks, "BLOCK", 64)
     return make_store([[[word, word + 1], [word + 2] * 3] for word in range(20)]).folder
-
-
-def damage(file, offset):
-    content = bytearray(file.read_bytes())
-    content[offset] ^= 4
-    file.write_bytes(content)
 
 
 @pytest.mark.parametrize("kind", ["tokens", "sentences", "documents"])
@@ -54,28 +51,26 @@ def test_a_damaged_block_is_named_when_it_is_read(folder):
             tokens.read(31, 33)
 
 
-@pytest.mark.parametrize("kind", ["sentences", "documents"])
-def test_a_damaged_index_is_named(folder, kind):
-    damage(folder / f"train-00000.{kind}", 8)
-    opened = TokenStore.open(folder)
-    with pytest.raises(ValueError, match=rf"train-00000\.{kind}: block 0"):
-        opened.train.document(0)
-
-
-def test_damaged_counts_and_checksums_are_named(folder):
-    damage(folder / "unigram_counts.bin", 100)
-    with pytest.raises(ValueError, match=r"unigram_counts\.bin: block 1"):
-        _ = TokenStore.open(folder).unigram_counts
-    damage(folder / "train-00000.checksums", 0)
-    with pytest.raises(ValueError, match=r"train-00000\.checksums: damaged"):
-        TokenStore.open(folder).train.open()
+@pytest.mark.parametrize(
+    ("name", "offset", "says", "read"),
+    [
+        ("train-00000.sentences", 8, "block 0", lambda store: store.train.document(0)),
+        ("train-00000.documents", 8, "block 0", lambda store: store.train.document(0)),
+        ("train-00000.checksums", 0, "damaged", lambda store: store.train.open()),
+        ("unigram_counts.bin", 100, "block 1", lambda store: store.unigram_counts),
+        ("vocab.txt", 70, "block 1 .* is damaged", lambda store: store.tokenizer),
+        ("tokenizer.json", 70, "block 1 .* is damaged", lambda store: store.tokenizer),
+        ("tokenizer_config.json", 70, "block 1 .* is damaged", lambda store: store.tokenizer),
+    ],
+)
+def test_a_damaged_file_is_named(folder, name, offset, says, read):
+    damage(folder / name, offset)
+    with pytest.raises(ValueError, match=rf"{name}: {says}"):
+        read(TokenStore.open(folder))
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_named(folder, name):
-    damage(folder / name, 70)
-    with pytest.raises(ValueError, match=rf"{name}: block 1 .* is damaged"):
-        _ = TokenStore.open(folder).tokenizer
+def test_a_missing_file_of_the_tokenizer_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(ValueError, match=rf"{name}: missing"):
         _ = TokenStore.open(folder).tokenizer
@@ -87,10 +82,10 @@ def test_no_byte_of_the_manifest_changes_unseen(folder):
     for offset in {0, len(content) - 1, *dice.integers(0, len(content), 150).tolist()}:
         for value in {content[offset] ^ 1, ord(" "), ord("0")} - {content[offset]}:
             changed = content[:offset] + bytes([value]) + content[offset + 1 :]
-            with pytest.raises(ValueError, match=r"^m\.json: (damaged|a token store of format)"):
-                read_manifest(changed, "m.json")
-        with pytest.raises(ValueError, match=r"^m\.json: (damaged|a token store of format)"):
-            read_manifest(content[:offset], "m.json")
+            with pytest.raises(ValueError, match=f"^{NO_STORE}"):
+                read_manifest(changed, "manifest.json")
+        with pytest.raises(ValueError, match=f"^{NO_STORE}"):
+            read_manifest(content[:offset], "manifest.json")
     assert read_manifest(content, "m.json")["generation"] == 1
 
 
@@ -100,29 +95,28 @@ def test_opening_reads_no_shard(folder):
     assert TokenStore.open(folder).train.num_documents == 20
 
 
-def test_a_folder_that_is_no_store_is_named(tmp_path, folder, capsys):
+def test_a_folder_that_is_no_store_is_named(tmp_path, folder):
     with pytest.raises(ValueError, match=r"absent: no finished token store"):
         TokenStore.open(tmp_path / "absent")
     for content in ("{", "[]", '{"format": 1}', '{"splits": {}}'):
         (folder / "manifest.json").write_text(content)
-        with pytest.raises(ValueError, match=r"manifest\.json: (damaged|a token store of format)"):
+        with pytest.raises(ValueError, match=NO_STORE):
             TokenStore.open(folder)
     (folder / "manifest.json").write_text('{"format": 1, "splits": {}}')
-    assert main(["corpus", "verify", str(folder)]) == 2
-    assert "of format 1, not 2; remove the folder and build it again" in capsys.readouterr().err
+    said = refused("corpus", "verify", folder)
+    assert "of format 1, not 2; remove the folder and build it again" in said
     # such as a checkpoint, which must not be removed
     (folder / "manifest.json").write_text('{"format": 1, "step": 600, "files": {}}')
-    assert main(["corpus", "verify", str(folder)]) == 2
-    said = capsys.readouterr().err
+    said = refused("corpus", "verify", folder)
     assert "manifest.json: damaged, or not of a token store: name one made by" in said
     assert "remove" not in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is raised on Linux alone")
-def test_a_store_of_more_shards_than_open_files_is_opened(write_store, tmp_path, monkeypatch):
+def test_a_store_of_more_shards_than_open_files_is_opened(tmp_path, monkeypatch):
     import resource
 
-    store = write_store(tmp_path / "many", [[[[1, 2], [3]], [[4]]] for _ in range(40)])
+    store = write_shards(tmp_path / "many", [[[[1, 2], [3]], [[4]]] for _ in range(40)])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = len(os.listdir("/proc/self/fd"))
     try:
@@ -140,26 +134,25 @@ def test_a_store_of_more_shards_than_open_files_is_opened(write_store, tmp_path,
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_verify_names_every_bad_block_and_file(folder, capsys):
-    assert main(["corpus", "verify", str(folder)]) == 0
-    assert "sound" in capsys.readouterr().out
+def test_verify_names_every_bad_block_and_file(folder):
+    assert "sound" in bertsmith("corpus", "verify", folder)
     for offset in (3, 70, 100):
         damage(folder / "train-00000.tokens", offset)
     damage(folder / "held_out-00000.documents", 0)
     (folder / "vocab.txt").write_bytes((folder / "vocab.txt").read_bytes() + b"x")
     (folder / "train-00000.sentences").unlink()
     size = (folder / "vocab.txt").stat().st_size
-    assert main(["corpus", "verify", str(folder)]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("; ")[0].removeprefix(f"{folder}/").split(" (")[0] for line in lines] == [
+    code, out, _ = cli("corpus", "verify", folder)
+    faults = [line.split("; ")[0].removeprefix(f"{folder}/") for line in out.splitlines()]
+    assert code == 1 and [fault.split(" (")[0] for fault in faults] == [
         f"vocab.txt: {size:,} bytes where the manifest says {size - 1:,}",
         "train-00000.tokens: block 0",
         "train-00000.tokens: block 1",
         "train-00000.sentences: missing",
         "held_out-00000.documents: block 0",
     ]
-    assert main(["corpus", "verify", str(folder), "--json"]) == 1
-    assert len(json.loads(capsys.readouterr().out)["faults"]) == 5
+    code, out, _ = cli("corpus", "verify", folder, "--json")
+    assert code == 1 and len(json.loads(out)["faults"]) == 5
     damage(folder / "held_out-00000.checksums", 0)
     assert any("held_out-00000.checksums: damaged" in fault for fault in verify_store(folder))
 
@@ -172,15 +165,15 @@ def test_a_manifest_is_sealed(tmp_path):
         write_manifest(tmp_path / "m.json", manifest | {"generation": 2})
 
 
-def test_a_store_of_another_vocabulary_is_refused(folder, tokenizer):
+def test_a_store_of_another_vocabulary_is_refused(folder):
     opened = TokenStore.open(folder)
-    opened.check_tokenizer(tokenizer, "vocab")
-    other = Tokenizer(Vocabulary([*SPECIAL, "a"]))
-    both = rf"{tokenizer.fingerprint[:12]}.*other/vocab has {other.fingerprint[:12]} \(6 pieces\)"
+    opened.check_tokenizer(TOKENIZER, "vocab")
+    other = word_tokenizer("a")
+    both = rf"{TOKENIZER.fingerprint[:12]}.*other/vocab has {other.fingerprint[:12]} \(6 pieces\)"
     with pytest.raises(ValueError, match=both):
         opened.check_tokenizer(other, "other/vocab")
     with pytest.raises(ValueError, match="built with tokenizer"):
-        opened.check_tokenizer(Tokenizer(tokenizer.vocabulary, GOOGLE_CASED), "vocab")
+        opened.check_tokenizer(Tokenizer(TOKENIZER.vocabulary, GOOGLE_CASED), "vocab")
 
 
 def test_ids_are_read_only(folder):

@@ -23,12 +23,13 @@ from bertsmith.tasks.squad.answers import (
 )
 from bertsmith.tasks.squad.questions import Question, Questions
 
-from .test_windows import LETTERS, of, windows_of
+from ..made import ALPHABET
+from .test_windows import of, windows_of
 
 
 def random_questions(random, count, most=30):
     def text(words):
-        return "  ".join("".join(random.choice([*LETTERS], 2)) for _ in range(words))
+        return "  ".join("".join(random.choice([*ALPHABET], 2)) for _ in range(words))
 
     return of(*(("a", text(random.integers(1, most)), None) for _ in range(count)))
 
@@ -58,9 +59,8 @@ def test_as_loops_over_all_spans_do_it(seed, with_null):
     questions = random_questions(random, 40)
     windows = windows_of(questions, max_length=16, doc_stride=5)
     start, end = random_logits(random, windows)
-    answers = answer_questions(
-        questions, windows, start, end, with_null=with_null, n_best=7, max_answer_tokens=6
-    )
+    settings = {"with_null": with_null, "n_best": 7, "max_answer_tokens": 6}
+    answers = answer_questions(questions, windows, start, end, **settings)
     assert len(windows) > 100
     for q, answer in enumerate(answers):
         context = questions.contexts[questions.context_numbers[q]]
@@ -89,11 +89,8 @@ def test_properties(seed):
     questions = random_questions(random, 50, most=60)
     windows = windows_of(questions, max_length=24, doc_stride=7)
     start, end = random_logits(random, windows)
-    for answer, number in zip(
-        answer_questions(questions, windows, start, end, with_null=True),
-        questions.context_numbers,
-        strict=True,
-    ):
+    answers = answer_questions(questions, windows, start, end, with_null=True)
+    for answer, number in zip(answers, questions.context_numbers, strict=True):
         context = questions.contexts[number]
         assert 1 < len(answer.candidates) <= 21
         assert sum(c.probability for c in answer.candidates) == pytest.approx(1)
@@ -108,31 +105,24 @@ def test_properties(seed):
         assert answer.chosen() == (null if answer.null_odds > 0 else answer.best)
 
 
-def test_the_text_is_the_contexts_own():
-    """Not pieces put together again: spaces, hyphens and characters without a piece are kept."""
-    questions = of(("a", "ab-c  \u00e9x.", None))
-    windows = windows_of(questions)
-    logits = np.zeros((2, len(windows.ids)), np.float32)
-    logits[0, windows.context_begins[0]] = logits[1, -3] = 9  # first token; [UNK] before the stop
-    answer = answer_questions(questions, windows, *logits, with_null=False)[0]
-    assert answer.best.text == "ab-c  \u00e9x"
-
-
 @pytest.mark.parametrize(
-    ("context", "answer"),
+    ("context", "last", "answer"),
     [
-        ("a b\u0301 c", "a b\u0301"),  # an accent that the tokenizer drops
-        ("a b\u0301\u0323, c", "a b\u0301\u0323"),
-        ("a b\u20dd c", "a b\u20dd"),  # an enclosing circle
-        ("a b\u2014c", "a b"),
+        # not pieces put together again: spaces, hyphens and characters without a piece are kept
+        ("ab-c  \u00e9x.", -3, "ab-c  \u00e9x"),  # [UNK] before the stop
+        # marks stay with their character
+        ("a b\u0301 c", None, "a b\u0301"),  # an accent that the tokenizer drops
+        ("a b\u0301\u0323, c", None, "a b\u0301\u0323"),
+        ("a b\u20dd c", None, "a b\u20dd"),  # an enclosing circle
+        ("a b\u2014c", None, "a b"),
     ],
 )
-def test_marks_stay_with_their_character(context, answer):
+def test_the_text_is_the_contexts_own(context, last, answer):
     questions = of(("a", context, None))
     windows = windows_of(questions)
     first = windows.context_begins[0]
     logits = np.zeros((2, len(windows.ids)), np.float32)
-    logits[0, first] = logits[1, first + 1] = 9
+    logits[0, first] = logits[1, last or first + 1] = 9
     best = answer_questions(questions, windows, *logits, with_null=False)[0].best
     assert best.text == answer == context[best.begin : best.end]
 
@@ -143,7 +133,7 @@ def test_the_null_score_is_the_lowest_of_the_windows():
     logits = np.zeros((2, len(windows.ids)), np.float32)
     logits[0, windows.boundaries[:-1]] = [5, 1, 3]
     logits[1, windows.boundaries[:-1]] = [0, 2, -1]
-    answer = answer_questions(questions, windows, *logits, with_null=True)[0]
+    (answer,) = answer_questions(questions, windows, *logits, with_null=True)
     assert answer.null_odds == 2.0  # 3 - 1 of the third; the best span has 0
     assert answer.candidates[0].text == "" and answer.candidates[0].start_logit == 3
 

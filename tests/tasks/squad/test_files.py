@@ -1,8 +1,6 @@
 """Files in SQuAD's and TriviaQA's formats, and tables of questions."""
 
-import gzip
 import json
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,9 @@ from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows
 from bertsmith.tasks.squad.questions import locate_answer, split_questions, summarize_questions
 from bertsmith.tasks.task import find_task, own_task
 
-SQUAD = Path(__file__).parents[3].parent / "shared" / "data" / "squad"
+from ...tiny import write
+from ..made import DATA, jsonl, needs, refused, write_packed
+
 CONTEXT = "Ann met Bob in Rome. Later Bob left."
 
 
@@ -30,22 +30,21 @@ def answers(*pairs):
 def dump(path: Path, *paragraphs):
     """One article a paragraph."""
     data = [{"paragraphs": [{"context": context, "qas": qas}]} for context, qas in paragraphs]
-    path.write_text(json.dumps({"data": data}), encoding="utf-8")
-    return path
+    return write(path, json.dumps({"data": data}))
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Paragraphs -> the questions of their file."""
+    return lambda *paragraphs: read_questions(dump(tmp_path / "a.json", *paragraphs))
 
 
 def test_a_file_of_both_versions(tmp_path):
+    plausible = qa("q2", answers=[], is_impossible=True, plausible_answers=answers(("No", 0)))
     path = dump(
         tmp_path / "a.json",
         (CONTEXT, [qa("q1", answers=answers(("Bob", 27), ("Ann", 0)))]),
-        (
-            "No answer here.",
-            [
-                qa("q2", answers=[], is_impossible=True, plausible_answers=answers(("No", 0))),
-                qa("q3", is_impossible=True),
-                qa("q4", answers=[]),
-            ],
-        ),
+        ("No answer here.", [plausible, qa("q3", is_impossible=True), qa("q4", answers=[])]),
     )
     questions = read_questions(path)
     assert questions.ids == ["q1", "q2", "q3", "q4"]
@@ -66,30 +65,25 @@ def test_a_file_of_both_versions(tmp_path):
     assert unlabelled.select([0]).answers is None
 
 
-def test_compressed_files(tmp_path):
+@pytest.mark.parametrize("name", ["a.json.xz", "a.json.gz", "A.JSON.GZ"])
+def test_compressed_files(tmp_path, name):
     plain = dump(tmp_path / "a.json", (CONTEXT, [qa(answers=answers(("Ann", 0)))]))
-    for suffix, module in ((".xz", lzma), (".gz", gzip)):
-        packed = tmp_path / f"a.json{suffix}"
-        packed.write_bytes(module.compress(plain.read_bytes()))
-        assert read_questions(packed).texts == ["Who?"]
-        whole = bytearray(packed.read_bytes())
-        whole[20:24] = b"\xff" * 4
-        for damaged in (b"{}", whole, whole[:18]):
-            packed.write_bytes(damaged)
-            with pytest.raises(ValueError, match=r"a\.json.*: damaged '.*' file"):
-                read_questions(packed)
+    packed = write_packed(tmp_path / name, plain.read_bytes())
+    assert is_json(packed) and read_questions(packed).texts == ["Who?"]
+    whole = bytearray(packed.read_bytes())
+    whole[20:24] = b"\xff" * 4
+    for damaged in (b"{}", whole, whole[:18]):
+        packed.write_bytes(damaged)
+        with refused(match=r"(a\.json|A\.JSON).*: damaged '.*' file"):
+            read_questions(packed)
 
 
-def test_answers_in_the_wrong_place_are_found_or_counted(tmp_path):
-    path = dump(
-        tmp_path / "a.json",
-        (
-            CONTEXT,
-            [qa("near", answers=answers(("Bob", 25))), qa("lost", answers=answers(("Eve", 0)))],
-        ),
-        ("Zoë et Noël", [qa("bytes", answers=answers(("Noël", 8)))]),  # 7 characters, 8 bytes
+def test_answers_in_the_wrong_place_are_found_or_counted(read):
+    near, lost, of_bytes = (
+        qa(name, answers=answers(pair))
+        for name, pair in (("near", ("Bob", 25)), ("lost", ("Eve", 0)), ("bytes", ("Noël", 8)))
     )
-    questions = read_questions(path)
+    questions = read((CONTEXT, [near, lost]), ("Zoë et Noël", [of_bytes]))  # 7 characters, 8 bytes
     assert questions.spans.tolist() == [[27, 30], [-1, -1], [7, 11]]
     assert questions.repairs == ["elsewhere", "", "bytes"]
     assert questions.is_lost.tolist() == [False, True, False]
@@ -128,8 +122,9 @@ def test_where_an_answer_is(context, answer, start, expected):
     assert locate_answer(context, answer, start) == expected
 
 
-def one(**fields):
-    return json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [fields]}]}]})
+def one(*qas, **fields):
+    qas = [*qas] or [fields]
+    return json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": qas}]}]})
 
 
 GOOD = {"id": "q", "question": "Who?"}
@@ -153,31 +148,21 @@ GOOD = {"id": "q", "question": "Who?"}
         (one(**GOOD, answers=answers(("Ann", "0"))), r"'answer_start' is '0', not a whole number"),
         (one(**GOOD, answers=answers(("", 0))), r"answers\[0\]: 'text' is empty"),
         (one(**GOOD, answers=answers(("Ann", 0)), is_impossible=True), "is_impossible, yet it has"),
+        (one({**GOOD, "answers": []}, {**GOOD, "answers": []}), "two questions have the id 'q'"),
+        (b'{"data": "\xff"}', ":1: not UTF-8 text"),
+        (None, ": no such file"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
-    path = tmp_path / "bad.json"
-    path.write_text(text)
     message = message if message[0] == ":" else f".*{message}"
-    with pytest.raises(ValueError, match=f"bad.json{message}") as caught:
-        read_questions(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_other_bad_files(tmp_path):
-    with pytest.raises(ValueError, match=r"no\.json: no such file"):
-        read_questions(tmp_path / "no.json")
-    path = dump(tmp_path / "twice.json", (CONTEXT, [qa("x", answers=[]), qa("x", answers=[])]))
-    with pytest.raises(ValueError, match="two questions have the id 'x'"):
-        read_questions(path)
-    path.write_bytes(b'{"data": "\xff"}')
-    with pytest.raises(ValueError, match="twice.json:1: not UTF-8 text"):
-        read_questions(path)
+    with refused(match=f"bad.json{message}"):
+        path = tmp_path / "bad.json"
+        read_questions(path if text is None else write(path, text))
 
 
 def test_finding_files(tmp_path):
     squad2 = find_task("SQuAD-2")
-    with pytest.raises(ValueError, match="no training file .*train-v2.0.json, train-v2.0.json.xz"):
+    with refused(match="no training file .*train-v2.0.json, train-v2.0.json.xz"):
         find_file(squad2, tmp_path, "train")
     for name in ("train-v1.1.json", "train-v2.0.json.xz", "train.json", "dev.json"):
         (tmp_path / name).touch()
@@ -192,20 +177,17 @@ def test_finding_files(tmp_path):
         assert find_file(task, tmp_path, "dev") == tmp_path / "validation.json"
 
 
-def test_contexts_without_questions_are_passed_over(tmp_path):
-    paragraphs = [("Empty.", []), (CONTEXT, [qa("q", answers=[])]), ("Too.", [])]
-    questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
+def test_contexts_without_questions_are_passed_over(read):
+    questions = read(("Empty.", []), (CONTEXT, [qa("q", answers=[])]), ("Too.", []))
     assert questions.contexts == [CONTEXT]
-    with pytest.raises(ValueError, match="single context cannot be split"):
+    with refused(match="single context cannot be split"):
         split_questions(questions, 0.5, seed=1)
 
 
-def test_every_answer_lost(tmp_path):
-    questions = read_questions(
-        dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=answers(("Eve", 0)))]))
-    )
+def test_every_answer_lost(read):
+    questions = read((CONTEXT, [qa("q", answers=answers(("Eve", 0)))]))
     assert questions.is_lost.all()  # to be scored
-    with pytest.raises(ValueError, match=r"a.json: not one answer is in its context .*'q'"):
+    with refused(match=r"a.json: not one answer is in its context .*'q'"):
         questions.check_learnable()
 
 
@@ -223,60 +205,37 @@ def test_every_answer_lost(tmp_path):
     ],
 )
 def test_whether_a_file_has_answers(tmp_path, value, has):
-    path = tmp_path / "test.json"
-    path.write_text(json.dumps(value))
-    assert has_answers(path) == has
+    assert has_answers(write(tmp_path / "test.json", json.dumps(value))) == has
 
 
-def test_names_in_any_case(tmp_path):
-    path = tmp_path / "A.JSON.GZ"
-    plain = dump(tmp_path / "a.json", (CONTEXT, [qa("q", answers=[])]))
-    path.write_bytes(gzip.compress(plain.read_bytes()))
-    assert is_json(path) and read_questions(path).ids == ["q"]
-
-
-def test_splitting_keeps_contexts_together(tmp_path):
-    paragraphs = [
-        (f"Text {c % 8}.", [qa(f"{c}-{k}", answers=[]) for k in range(3)]) for c in range(10)
-    ]  # contexts 8 and 9 repeat 0 and 1
-    questions = read_questions(dump(tmp_path / "a.json", *paragraphs))
+def test_splitting_keeps_contexts_together(read):
+    contexts = [f"Text {c % 8}." for c in range(10)]  # 8 and 9 repeat 0 and 1
+    asked = ([qa(f"{c}-{k}", answers=[]) for k in range(3)] for c in range(10))
+    questions = read(*zip(contexts, asked, strict=True))
     train, dev = split_questions(questions, 0.25, seed=1)
     assert not set(train.contexts) & set(dev.contexts)
     assert len(set(dev.contexts)) == 2 and sorted(train.ids + dev.ids) == sorted(questions.ids)
-    again = split_questions(questions, 0.25, seed=1)[1]
-    assert again.ids == dev.ids
+    assert split_questions(questions, 0.25, seed=1)[1].ids == dev.ids
     assert split_questions(questions, 0.25, seed=2)[1].ids != dev.ids
-    with pytest.raises(ValueError, match="single context cannot be split"):
+    with refused(match="single context cannot be split"):
         split_questions(dev.select([0]), 0.5, seed=1)
 
 
-def test_the_summary(tmp_path):
-    train = read_questions(
-        dump(tmp_path / "a.json", (CONTEXT, [qa("1", answers=[])]), ("x", [qa("2", answers=[])]))
-    )
-    dev = read_questions(
-        dump(
-            tmp_path / "b.json",
-            (CONTEXT, [qa("3", answers=[]), {"id": "4", "question": "Why?", "answers": []}]),
-        )
-    )
+def test_the_summary(read):
+    train = read((CONTEXT, [qa("1", answers=[])]), ("x", [qa("2", answers=[])]))
+    dev = read((CONTEXT, [qa("3", answers=[]), {**qa("4", answers=[]), "question": "Why?"}]))
     lines = summarize_questions(train, dev).split("\n")
     assert lines[0].startswith("train: 2 questions about 2 contexts")
     assert lines[1].startswith("dev:   2 questions about 1 contexts")
-    assert lines[2] == (
-        "exact duplicates: 1 contexts of dev are also in train, 1 questions with theirs"
-    )
+    duplicates = "1 contexts of dev are also in train, 1 questions with theirs"
+    assert lines[2] == f"exact duplicates: {duplicates}"
 
 
 def trivia(folder: Path, documents: dict[str, str], **item) -> Path:
     for name, text in documents.items():
-        file = folder / "evidence" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    (folder / "qa").mkdir(exist_ok=True)
-    path = folder / "qa" / "wikipedia-train.json"
-    path.write_text(json.dumps({"Data": [{"QuestionId": "t1", "Question": "Where?", **item}]}))
-    return path
+        write(folder / "evidence" / name, text)
+    content = {"Data": [{"QuestionId": "t1", "Question": "Where?", **item}]}
+    return write(folder / "qa" / "wikipedia-train.json", json.dumps(content))
 
 
 ANSWER = {"Value": "New York", "Aliases": ["NYC", "York", "new york city"], "HumanAnswers": ["NY"]}
@@ -306,36 +265,32 @@ def test_trivia(tmp_path):
     assert asked.contexts[:2] == [questions.contexts[0], "Nothing of it."]
     content = json.loads(path.read_text())
     del content["Data"][0]["Answer"]
-    path.write_text(json.dumps(content))
+    write(path, json.dumps(content))
     assert read_questions(path, need_answers=False).ids == asked.ids
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ({"Answer": {}}, r"Data\[0\]: not as TriviaQA has it: 'Value' is missing"),
-        ({"Answer": ANSWER, "EntityPages": [{"Filename": "no.txt"}]}, "no document .*no.txt"),
-        (
-            {"Answer": ANSWER, "EntityPages": [{"Filename": "../../x"}]},
-            "'wikipedia/../../x' is out",
-        ),
-        ({"Answer": ANSWER}, "no document has an answer to its question in its first 400 words"),
-    ],
-)
+BAD_TRIVIA = [
+    ({"Answer": {}}, r"Data\[0\]: not as TriviaQA has it: 'Value' is missing"),
+    ({"Answer": ANSWER, "EntityPages": [{"Filename": "no.txt"}]}, "no document .*no.txt"),
+    ({"Answer": ANSWER, "EntityPages": [{"Filename": "../../x"}]}, "'wikipedia/../../x' is out"),
+    ({"Answer": ANSWER}, "no document has an answer to its question in its first 400 words"),
+]
+
+
+@pytest.mark.parametrize(("item", "message"), BAD_TRIVIA)
 def test_bad_trivia(tmp_path, item, message):
-    path = trivia(tmp_path, {"wikipedia/a.txt": "x"}, **item)
     with pytest.raises(ValueError, match=message):
-        read_questions(path)
+        read_questions(trivia(tmp_path, {"wikipedia/a.txt": "x"}, **item))
 
 
 def test_trivia_without_its_documents(tmp_path):
-    with pytest.raises(ValueError, match="no folder .*evidence with the documents"):
+    with refused(match="no folder .*evidence with the documents"):
         read_questions(trivia(tmp_path, {}, Answer=ANSWER))
 
 
-@pytest.mark.skipif(not SQUAD.is_dir(), reason="the shared data are not on this machine")
+@needs("squad")
 def test_the_real_dev_set():
-    questions = read_questions(SQUAD / "v2.0" / "dev-v2.0.json")
+    questions = read_questions(DATA / "squad" / "v2.0" / "dev-v2.0.json")
     assert len(questions) == 11_873 and len(questions.contexts) == 1_204  # as published
     without = np.array([not answers for answers in questions.answers])
     assert without.sum() == 5_945
@@ -345,17 +300,12 @@ def test_the_real_dev_set():
 TASK = own_task("answer", "ask", "about", "right")
 
 
-def dump_rows(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def row(right, ask="Who?", about=CONTEXT):
     return {"ask": ask, "about": about, "right": right}
 
 
 def test_answers_in_all_their_forms(tmp_path):
-    path = dump_rows(
+    path = jsonl(
         tmp_path / "a.jsonl",
         row("Bob"),
         row(["Rome", "in Rome"]),
@@ -384,12 +334,12 @@ def test_answers_in_all_their_forms(tmp_path):
 
 def test_an_answer_without_a_place_is_whole_words(tmp_path):
     notice = row("1", ask="Which platform?", about="The train leaves at 11:15 from platform 1.")
-    questions = read_question_rows(dump_rows(tmp_path / "a.jsonl", notice), TASK)
+    questions = read_question_rows(jsonl(tmp_path / "a.jsonl", notice), TASK)
     assert questions.spans.tolist() == [[40, 41]] and not any(questions.repairs)
 
 
 def test_the_other_formats(tmp_path):
-    (tmp_path / "a.csv").write_text(f'ask,about,right\nWho?,"{CONTEXT}",Bob\nWhy?,"{CONTEXT}",\n')
+    write(tmp_path / "a.csv", f'ask,about,right\nWho?,"{CONTEXT}",Bob\nWhy?,"{CONTEXT}",\n')
     column = [{"text": ["Bob"], "answer_start": [8]}, {"text": [], "answer_start": []}]
     table = pa.table({"ask": ["Who?", "Why?"], "about": [CONTEXT] * 2, "right": column})
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -411,6 +361,5 @@ def test_the_other_formats(tmp_path):
     ],
 )
 def test_bad_rows(rows, message, tmp_path):
-    with pytest.raises(ValueError, match=f"a.jsonl.*{message}") as caught:
-        read_question_rows(dump_rows(tmp_path / "a.jsonl", *rows), TASK)
-    assert "\n" not in str(caught.value)
+    with refused(match=f"a.jsonl.*{message}"):
+        read_question_rows(jsonl(tmp_path / "a.jsonl", *rows), TASK)

@@ -1,3 +1,5 @@
+"""Windows of questions and contexts: by hand, and as loops make them."""
+
 import numpy as np
 import pytest
 
@@ -5,46 +7,38 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.squad.windows import featurize_questions
 from bertsmith.tasks.task import EncodingSettings
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-PAD, UNK, CLS, SEP, _ = range(5)
-LETTERS = "abcdefgh"
-TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *LETTERS, *(f"##{c}" for c in LETTERS), "?", "."]))
+from ..made import ALPHABET, CLS, JOINED, PAD, SEP, by_row
+
+IDS = JOINED.vocabulary.ids
 
 
 def of(*found: tuple[str, str, tuple[int, int] | None], answers=True) -> Questions:
     """Questions from (question, context, span)."""
-    contexts = list(dict.fromkeys(context for _, context, _ in found))
-    rows = [
-        Question(
-            str(k),
-            text,
-            contexts.index(context),
-            ([context[slice(*span)]] if span else []) if answers else None,
-            span,
-        )
-        for k, (text, context, span) in enumerate(found)
-    ]
+    contexts, rows = list(dict.fromkeys(context for _, context, _ in found)), []
+    for k, (text, context, span) in enumerate(found):
+        right = ([context[slice(*span)]] if span else []) if answers else None
+        rows.append(Question(str(k), text, contexts.index(context), right, span))
     return Questions.of(rows, contexts, "mem")
 
 
 def windows_of(questions: Questions, **encoding: int):
-    return featurize_questions(
-        TOKENIZER, questions, EncodingSettings(**{"max_length": 384, **encoding})
-    )
+    encoding = EncodingSettings(**{"max_length": 384, **encoding})
+    return featurize_questions(JOINED, questions, encoding)
 
 
 def rows(windows):
-    return [row.tolist() for row in np.split(windows.ids, windows.boundaries[1:-1])]
+    return by_row(windows, windows.ids)
+
+
+def row(text):
+    """Ids of one-letter pieces, "^" and "$" for [CLS] and [SEP]."""
+    return [{"^": CLS, "$": SEP}.get(c) or IDS[c] for c in text]
 
 
 def test_one_window_by_hand():
     windows = windows_of(of(("a b?", "c d. e", (5, 6))), max_length=16)
-    a = TOKENIZER.vocabulary.ids
-    assert rows(windows) == [
-        [CLS, a["a"], a["b"], a["?"], SEP, a["c"], a["d"], a["."], a["e"], SEP]
-    ]
+    assert rows(windows) == [row("^ab?$cd.e$")]
     assert windows.token_types.tolist() == [0] * 5 + [1] * 5
     assert windows.labels.tolist() == [[8, 8]]
     assert windows.is_max_context.tolist() == [False] * 5 + [True] * 4 + [False]
@@ -58,12 +52,11 @@ def test_windows_overlap_by_hand():
     # 7 - 3 - 1 leaves 3 tokens of the context; a window every 2
     context, question = "a b c d e f g", ("h", "a b c d e f g", (4, 7))  # "c d"
     windows = windows_of(of(question), max_length=7, doc_stride=2)
-    text = [[LETTERS[i - 5] for i in row[3:-1]] for row in rows(windows)]
-    assert text == [list("abc"), list("cde"), list("efg")]
+    assert rows(windows) == [row("^h$abc$"), row("^h$cde$"), row("^h$efg$")]
     assert windows.labels.tolist() == [[0, 0], [3, 4], [0, 0]]  # not all of it: [CLS]
     assert windows.question_windows.tolist() == [0, 3]
     # c: 0 to the right in abc, 0 to the left in cde: the first; e likewise
-    marks = [m[3:-1].tolist() for m in np.split(windows.is_max_context, windows.boundaries[1:-1])]
+    marks = [m[3:-1] for m in by_row(windows, windows.is_max_context)]
     assert marks == [[True] * 3, [False, True, True], [False, True, True]]
     tokens = np.concatenate([begin + np.arange(3, 6) for begin in windows.boundaries[:-1]])
     offsets = windows.characters(np.repeat([0, 1, 2], 3), tokens)
@@ -73,14 +66,10 @@ def test_windows_overlap_by_hand():
 def test_a_long_question_is_cut_and_a_context_is_read_once():
     questions = of(("a b c d", "h g", (0, 1)), ("a", "h g", (2, 3)), ("b", "", None))
     windows = windows_of(questions, max_length=8, max_question_length=2)
-    a = TOKENIZER.vocabulary.ids
     assert windows.num_truncated == 1
     assert "--max-question-length" in windows.long_hint(EncodingSettings())
-    assert rows(windows) == [
-        [CLS, a["a"], a["b"], SEP, a["h"], a["g"], SEP],
-        [CLS, a["a"], SEP, a["h"], a["g"], SEP],
-        [CLS, a["b"], SEP, SEP],  # a context without a token
-    ]
+    # the last has a context without a token
+    assert rows(windows) == [row("^ab$hg$"), row("^a$hg$"), row("^b$$")]
     assert windows.labels.tolist() == [[4, 4], [4, 4], [0, 0]]
     assert len(windows.context_offsets) == 2
 
@@ -106,8 +95,7 @@ def test_training_draws_what_it_can_learn_from():
     assert windows.learnable.tolist() == [0, 1, 4, 5, 6, 7, 8]
     assert windows.unit_lengths.tolist() == [7, 6, 7, 6, 7, 7, 6]
     batch = windows.batch(np.array([2, 6]), PAD)  # question 3, first window; question 4, last
-    first = [CLS, *TOKENIZER.encode_batch(["a"]).ids, SEP]
-    assert batch["ids"][0, :3].tolist() == first and batch["lengths"].tolist() == [7, 6]
+    assert batch["ids"][0, :3].tolist() == row("^a$") and batch["lengths"].tolist() == [7, 6]
     assert batch["labels"].tolist() == [[0, 0], [4, 4]]
 
 
@@ -117,14 +105,11 @@ def test_a_question_leaves_the_context_a_quarter_of_the_window():
     assert rows(windows)[0][7] == SEP and windows.num_truncated == 1
     assert windows.lengths.tolist() == [11, 11, 6]  # two tokens of four fit beside the question
     assert [len(row) for row in rows(windows)] == windows.lengths.tolist()
-    encoding = EncodingSettings(max_length=11)
-    assert (
-        windows.long_note(encoding) == "1 of 2 questions have more than 6 tokens and lose their end"
-    )
-    assert windows.long_hint(encoding) == "a larger --max-length reads more of them"
-    assert windows.long_hint(EncodingSettings(max_length=384)).startswith(
-        "a larger --max-question-length"
-    )
+    short, long = EncodingSettings(max_length=11), EncodingSettings(max_length=384)
+    note = "1 of 2 questions have more than 6 tokens and lose their end"
+    assert windows.long_note(short) == note
+    assert windows.long_hint(short) == "a larger --max-length reads more of them"
+    assert windows.long_hint(long).startswith("a larger --max-question-length")
 
 
 def test_bad_lengths():
@@ -172,8 +157,8 @@ def test_as_loops_do_it(seed):
     random = np.random.default_rng(seed)
 
     def text(most):
-        words = ["".join(random.choice([*LETTERS], random.integers(1, 5))) for _ in range(most)]
-        return " ".join(words)
+        sizes = (random.integers(1, 5) for _ in range(most))
+        return " ".join("".join(random.choice([*ALPHABET], size)) for size in sizes)
 
     found = []
     for _ in range(60):
@@ -188,14 +173,13 @@ def test_as_loops_do_it(seed):
     windows = windows_of(questions, max_length=max_length, doc_stride=stride, max_question_length=9)
     w = 0
     for text, context, span in found:
-        encoded = TOKENIZER.encode_batch([context])
-        touched = [
-            k for k, (b, e) in enumerate(encoded.offsets) if span and b < span[1] and e > span[0]
-        ]
-        asked = TOKENIZER.encode_batch([text]).ids[:9].tolist()
+        encoded = JOINED.encode_batch([context])
+        offsets = enumerate(encoded.offsets if span else [])
+        touched = [k for k, (b, e) in offsets if b < span[1] and e > span[0]]
+        asked = JOINED.encode_batch([text]).ids[:9].tolist()
         inside = (touched[0], touched[-1]) if touched else None
-        for expected in reference(encoded.ids.tolist(), asked, inside, max_length, stride):
-            ids, types, start, end, marks = expected
+        made = reference(encoded.ids.tolist(), asked, inside, max_length, stride)
+        for ids, types, start, end, marks in made:
             part = slice(windows.boundaries[w], windows.boundaries[w + 1])
             assert windows.ids[part].tolist() == ids and len(ids) <= max_length
             assert windows.token_types[part].tolist() == types
@@ -205,6 +189,5 @@ def test_as_loops_do_it(seed):
             w += 1
     assert w == len(windows) > 100
     # every context token has its best window exactly once
-    assert windows.is_max_context.sum() == sum(
-        len(TOKENIZER.encode_batch([context]).ids) for _, context, _ in found
-    )
+    contexts = [context for _, context, _ in found]
+    assert windows.is_max_context.sum() == len(JOINED.encode_batch(contexts).ids)

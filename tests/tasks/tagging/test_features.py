@@ -1,3 +1,5 @@
+"""Rows of tagged words: by hand, and every word once in the middle of its text."""
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,7 @@ from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-PAD, UNK, CLS, SEP, _ = range(5)
-LETTERS = "abcdefgh"
-TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *LETTERS, *(f"##{c}" for c in LETTERS)]))
+from ..made import ALPHABET, CLS, JOINED, PAD, SEP, UNK, by_row
 
 
 def of(*documents: str) -> Sentences:
@@ -33,17 +33,14 @@ def of(*documents: str) -> Sentences:
 
 def laid_out(sentences, labels=None, **encoding):
     encoding = EncodingSettings(**{"tokens_per_window": 0, **encoding})
-    return featurize_sentences(TOKENIZER, sentences, labels, encoding)
+    return featurize_sentences(JOINED, sentences, labels, encoding)
 
 
 def shown(features):
     """Rows as text, the tagged tokens in capitals."""
-    pieces = [*("?^", "?", "^", "$", "?"), *LETTERS, *LETTERS]
-    text = [
-        pieces[number].upper() if word >= 0 else pieces[number]
-        for number, word in zip(features.ids, features.word_numbers, strict=True)
-    ]
-    return ["".join(row) for row in np.split(text, features.boundaries[1:-1])]
+    pieces = np.array([*("?^", "?", "^", "$", "?"), *ALPHABET, *ALPHABET])[features.ids]
+    text = np.where(features.word_numbers >= 0, np.char.upper(pieces), pieces)
+    return ["".join(row) for row in by_row(features, text)]
 
 
 def test_single_sentences_by_hand():
@@ -134,15 +131,12 @@ def test_every_word_is_tagged_once_in_the_middle(seed):
     random = np.random.default_rng(seed)
 
     def word():
-        return "".join(random.choice([*LETTERS], random.integers(1, 5)))
+        return "".join(random.choice([*ALPHABET], random.integers(1, 5)))
 
-    documents = [
-        " / ".join(
-            " ".join(word() for _ in range(random.integers(1, 15)))
-            for _ in range(random.integers(1, 6))
-        )
-        for _ in range(8)
-    ]
+    def sentence():
+        return " ".join(word() for _ in range(random.integers(1, 15)))
+
+    documents = (" / ".join(sentence() for _ in range(random.integers(1, 6))) for _ in range(8))
     sentences = of(*documents)
     context = bool(seed % 3)
     room = int(random.integers(6, 40))
@@ -159,11 +153,10 @@ def test_every_word_is_tagged_once_in_the_middle(seed):
     assert (features.labels >= 0).tolist() == (features.word_numbers >= 0).tolist()
     assert features.lengths.max() <= room + 2
 
-    pieces = [TOKENIZER.encode_batch([word]).ids.tolist() for word in sentences.words]
+    pieces = [JOINED.encode_batch([word]).ids.tolist() for word in sentences.words]
     numbers = np.repeat(np.arange(len(sentences)), np.diff(sentences.boundaries))
     text_of = sentences.documents[numbers] if context else numbers
-    for k in range(len(features)):
-        row = slice(features.boundaries[k], features.boundaries[k + 1])
+    for row in map(slice, features.boundaries, features.boundaries[1:]):
         ids = features.ids[row].tolist()
         assert ids[0] == CLS and ids[-1] == SEP
         words = features.word_numbers[row][features.word_numbers[row] >= 0]

@@ -1,5 +1,7 @@
 """Tags and their entities by hand and by seqeval, in every scheme."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from seqeval import metrics
@@ -114,24 +116,23 @@ def test_what_is_said_of_impossible_tags():
         "unknown tag 'S-X': in IOB2 a tag is O, B-TYPE, I-TYPE",
     )
     assert find_impossible(["O", "PER", "O"], line, "BIOES")[1].startswith("unknown tag 'PER'")
-    assert find_impossible(["NN", "VB", "O"], line, "plain") is None
 
 
 @pytest.mark.parametrize(
     ("tags", "scheme"),
     [
-        (["O", "O"], "IOB2"),
-        (["B-X", "I-X", "O", "I-X", "B-Y"], "IOB2"),  # the majority: the third is a mistake
-        (["I-X", "I-X", "O", "I-X", "B-Y"], "IOB1"),
-        (["NN", "VB", "O", "B-X"], "plain"),
-        (["B", "I", "O"], "IOB2"),  # entities of one kind need no name
-        (["S", "O", "B", "E"], "BIOES"),
-        (["LOC", "O"], "plain"),
-        (["B-NN", "L-VB", "U-JJ"], "plain"),  # letters that say something else
+        ("O O", "IOB2"),
+        ("B-X I-X O I-X B-Y", "IOB2"),  # the majority: the third is a mistake
+        ("I-X I-X O I-X B-Y", "IOB1"),
+        ("NN VB O B-X", "plain"),
+        ("B I O", "IOB2"),  # entities of one kind need no name
+        ("S O B E", "BIOES"),
+        ("LOC O", "plain"),
+        ("B-NN L-VB U-JJ", "plain"),  # letters that say something else
     ],
 )
 def test_detection(tags, scheme):
-    assert detect_scheme(tags, np.array([0, len(tags)])) == scheme
+    assert detect_scheme(tags.split(), np.array([0, len(tags.split())])) == scheme
 
 
 @pytest.mark.parametrize(
@@ -155,52 +156,15 @@ def test_entities_without_a_name():
 
 
 def test_plain_tags_are_left_alone():
+    assert find_impossible(["NN", "VB", "O"], np.array([0, 3]), "plain") is None
     assert convert_tags(["NN", "I-X"], np.array([0, 2]), "plain") == ["NN", "I-X"]
     assert label_names(["VB", "NN", "VB"], "plain") == ("NN", "VB")
 
 
 def chunks(tags):
     """Chunks of one sentence by the script's two lists: where one ends, where one starts."""
-    ends = set(
-        [
-            "BB",
-            "BS",
-            "BO",
-            "IB",
-            "IS",
-            "IO",
-            "EB",
-            "EI",
-            "EE",
-            "ES",
-            "EO",
-            "SB",
-            "SI",
-            "SE",
-            "SS",
-            "SO",
-        ]
-    )
-    starts = set(
-        [
-            "BB",
-            "IB",
-            "EB",
-            "SB",
-            "OB",
-            "BS",
-            "IS",
-            "ES",
-            "SS",
-            "OS",
-            "EI",
-            "EE",
-            "SI",
-            "SE",
-            "OI",
-            "OE",
-        ]
-    )
+    ends = set("BB BS BO IB IS IO EB EI EE ES EO SB SI SE SS SO".split())  # noqa: SIM905
+    starts = set("BB IB EB SB OB BS IS ES SS OS EI EE SI SE OI OE".split())  # noqa: SIM905
     found, begin = set(), None
     before, type_before = "O", ""
     for place, tag in enumerate([*tags, "O"]):
@@ -218,7 +182,7 @@ def chunks(tags):
 def reference(gold, predicted, boundaries):
     """Counts of correct, predicted and gold chunks, all and by type."""
     correct, given, wanted = {}, {}, {}
-    for begin, end in zip(boundaries[:-1], boundaries[1:], strict=True):
+    for begin, end in pairwise(boundaries):
         a, b = chunks(gold[begin:end]), chunks(predicted[begin:end])
         for counts, part in ((correct, a & b), (given, b), (wanted, a)):
             for _, _, name in part:
@@ -235,11 +199,8 @@ def cases(seed, count):
         prefixes = ["BI", "BIES", "I"][random.integers(0, 3)]
         gold, other = (random_tags(random, size, prefixes) for _ in range(2))
         changed = random.random(size) < random.choice([0, 0.2, 1])
-        yield (
-            gold,
-            [b if c else a for a, b, c in zip(gold, other, changed, strict=True)],
-            boundaries,
-        )
+        predicted = [b if c else a for a, b, c in zip(gold, other, changed, strict=True)]
+        yield gold, predicted, boundaries
 
 
 def test_as_the_conll_script_on_1500_cases():
@@ -261,17 +222,12 @@ def test_as_the_conll_script_on_1500_cases():
 @pytest.mark.filterwarnings("ignore")
 def test_as_seqeval_on_1000_cases():
     for gold, predicted, boundaries in cases(2, 1000):
-        sentences = [
-            [part[b:e] for b, e in zip(boundaries[:-1], boundaries[1:], strict=True)]
-            for part in (gold, predicted)
-        ]
+        edges = list(pairwise(boundaries))
+        sentences = [[part[b:e] for b, e in edges] for part in (gold, predicted)]
         row = entity_scores(gold, predicted, boundaries)["overall"]
-        for name, score in (
-            ("precision", metrics.precision_score),
-            ("recall", metrics.recall_score),
-            ("f1", metrics.f1_score),
-        ):
-            assert row[name] == pytest.approx(score(*sentences), rel=1e-12), (gold, predicted)
+        for name in ("precision", "recall", "f1"):
+            score = getattr(metrics, f"{name}_score")(*sentences)
+            assert row[name] == pytest.approx(score, rel=1e-12), (gold, predicted)
 
 
 def test_by_hand():
@@ -290,21 +246,19 @@ def test_nothing_to_find():
     assert list(scores) == ["overall"] and scores["overall"]["f1"] == 0.0
 
 
-def test_the_metrics_of_a_task():
-    boundaries = np.array([0, 4])
-    gold, predicted = ["I-X", "I-X", "O", "I-Y"], ["I-X", "O", "O", "I-Y"]
-    assert tag_scores(gold, predicted, boundaries, "IOB1") == {
-        "entity_f1": 0.5,
-        "entity_precision": 0.5,
-        "entity_recall": 0.5,
-        "tag_accuracy": 0.75,
-    }
-    # plain tags that touch are not one entity; what is O counts in the accuracy only
-    gold, predicted = ["A", "A", "O", "B"], ["A", "O", "O", "A"]
-    assert tag_scores(gold, predicted, boundaries, "plain") == {
-        "entity_f1": pytest.approx(2 / 5),
-        "entity_precision": 0.5,
-        "entity_recall": pytest.approx(1 / 3),
-        "tag_accuracy": 0.5,
-    }
-    assert tag_scores(["A", "B"], ["A", "A"], np.array([0, 2]), "plain")["entity_f1"] == 0.5
+NAMES = "entity_f1", "entity_precision", "entity_recall", "tag_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "scheme", "scores"),
+    [
+        ("I-X I-X O I-Y", "I-X O O I-Y", "IOB1", (0.5, 0.5, 0.5, 0.75)),
+        # plain tags that touch are not one entity; what is O counts in the accuracy only
+        ("A A O B", "A O O A", "plain", (2 / 5, 0.5, 1 / 3, 0.5)),
+        ("A B", "A A", "plain", (0.5, 0.5, 0.5, 0.5)),
+    ],
+)
+def test_the_metrics_of_a_task(gold, predicted, scheme, scores):
+    gold, predicted = gold.split(), predicted.split()
+    found = tag_scores(gold, predicted, np.array([0, len(gold)]), scheme)
+    assert found == pytest.approx(dict(zip(NAMES, scores, strict=True)), rel=1e-12)

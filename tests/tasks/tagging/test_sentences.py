@@ -1,25 +1,22 @@
-import gzip
+"""Sentences with tags: read from columns and tables, written, split and summed up."""
+
 import json
-import lzma
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pyarrow
 import pytest
-import zstandard
 from pyarrow import parquet
 
 from bertsmith.tasks.examples import find_file
-from bertsmith.tasks.tagging.sentences import (
-    has_columns,
-    read_sentences,
-    read_words,
-    write_columns,
-    write_tagged,
-)
+from bertsmith.tasks.tagging import sentences as tagging
+from bertsmith.tasks.tagging.sentences import read_sentences, write_columns, write_tagged
+from bertsmith.tasks.tagging.summary import case_warning, split_sentences, summarize_sentences
 from bertsmith.tasks.task import find_task, own_task
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 
-CONLL = Path(__file__).parents[3].parent / "shared" / "data" / "conll2003"
+from ...tiny import write
+from ..made import DATA, jsonl, needs, refused, write_packed
 
 NEWS = """-DOCSTART- -X- O O
 
@@ -32,11 +29,6 @@ Blackburn NNP I-NP I-PER
 -DOCSTART- -X- O O
 Bonn NNP I-NP I-LOC
 """
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_bytes(text.encode())
-    return path
 
 
 def test_four_columns_and_documents(tmp_path):
@@ -88,22 +80,22 @@ def test_words_alone(tmp_path):
     assert read_sentences(bare, need_tags=False, scheme="BIOES").scheme == "BIOES"
 
 
+ROW = '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'
+
+
 @pytest.mark.parametrize("need_tags", [True, False])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.conll.gz", "Ann B-PER\nsings O\n"),
         ("A.TSV.XZ", "Ann\tB-PER\nsings\tO\n"),
-        ("a.jsonl.gz", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
-        ("A.JSONL", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
-        ("a.jsonl.zst", '{"tokens": ["Ann", "sings"], "tags": ["B-PER", "O"]}\n'),
+        ("a.jsonl.gz", ROW),
+        ("A.JSONL", ROW),
+        ("a.jsonl.zst", ROW),
     ],
 )
 def test_packed_files_are_read_by_what_is_in_them(tmp_path, name, text, need_tags):
-    packers = {".gz": gzip.compress, ".XZ": lzma.compress, ".zst": zstandard.compress}
-    pack = packers.get(Path(name).suffix, bytes)
-    (tmp_path / name).write_bytes(pack(text.encode()))
-    sentences = read_sentences(tmp_path / name, need_tags)
+    sentences = read_sentences(write_packed(tmp_path / name, text), need_tags)
     assert sentences.words == ["Ann", "sings"]
     assert sentences.tags == (["B-PER", "O"] if need_tags else None)
 
@@ -119,28 +111,19 @@ def test_packed_files_are_read_by_what_is_in_them(tmp_path, name, text, need_tag
     ],
 )
 def test_what_cannot_hold_words(tmp_path, name, text, message):
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (tmp_path / name).write_bytes(pack(text.encode()))
-    with pytest.raises(ValueError, match=message):
-        read_sentences(tmp_path / name, need_tags=False)
+    with refused(match=message):
+        read_sentences(write_packed(tmp_path / name, text), need_tags=False)
 
 
 @pytest.mark.parametrize(("name", "between"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")])
 def test_cells_of_words(tmp_path, name, between):
-    rows = [
-        ("id", "tags", "tokens"),
-        ("1", "B-PER O", "Ann sings"),
-        ("2", "", " "),
-        ("3", "O", "Eh"),
-    ]
-    text = "".join(between.join(row) + "\n" for row in rows)
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (tmp_path / name).write_bytes(pack(text.encode()))
-    sentences = read_sentences(tmp_path / name)
+    rows = ("id", "tags", "tokens"), ("1", "B-PER O", "Ann sings"), ("2", "", " "), ("3", "O", "Eh")
+    path = write_packed(tmp_path / name, "".join(between.join(row) + "\n" for row in rows))
+    sentences = read_sentences(path)
     assert sentences.words == ["Ann", "sings", "Eh"] and sentences.tags == ["B-PER", "O", "O"]
     assert sentences.lines.tolist() == [2, 2, 4] and sentences.rows.tolist() == [0, 2]
     assert sentences.num_rows == 3
-    assert read_sentences(tmp_path / name, need_tags=False).words == sentences.words
+    assert read_sentences(path, need_tags=False).words == sentences.words
 
 
 def test_json_lines_and_columns_again(tmp_path):
@@ -167,6 +150,10 @@ def test_documents_are_written(tmp_path):
     assert first == ["-DOCSTART- O O", "", "EU I-ORG I-ORG", "rejects O O"]
 
 
+def tagged(tokens, **tags):
+    return json.dumps({"tokens": tokens, **tags})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -183,43 +170,25 @@ def test_documents_are_written(tmp_path):
         ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),
         ("a.txt", "A B-X\nB X\nC I-Y\n", "a.txt:2: unknown tag 'X': in IOB2"),
-        ("a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{', "a.jsonl:2: not valid JSON"),
-        ("a.jsonl", '["a"]', "a.jsonl:1: expected a JSON object"),
-        (
-            "a.jsonl",
-            '{"tokens": ["a"], "tag": []}',
-            "1: no column 'tags' for --label: did you mean",
-        ),
-        (
-            "a.jsonl",
-            '{"tokens": ["a", ""], "tags": []}',
-            r"a.jsonl:1: .*'tokens' holds \['a', ''\]",
-        ),
-        ("a.jsonl", r'{"tokens": ["\ud800"], "tags": ["O"]}', r"1: .*'tokens' holds \['.ud800'\]"),
-        (
-            "a.jsonl",
-            '{"tokens": ["a"], "tags": [1]}',
-            r"a.jsonl:1: .*'tags' holds \[1\], not a list",
-        ),
-        ("a.jsonl", '{"tokens": ["a"], "tags": []}', "a.jsonl:1: 1 tokens, but 0 tags"),
+        ("a.jsonl", tagged(["a"], tag=[]), "1: no column 'tags' for --label: did you mean"),
+        ("a.jsonl", tagged(["a", ""], tags=[]), r"a.jsonl:1: .*'tokens' holds \['a', ''\]"),
+        ("a.jsonl", tagged(["\ud800"], tags=["O"]), r"1: .*'tokens' holds \['.ud800'\]"),
+        ("a.jsonl", tagged(["a"], tags=[1]), r"a.jsonl:1: .*'tags' holds \[1\], not a list"),
+        ("a.jsonl", tagged(["a"], tags=[]), "a.jsonl:1: 1 tokens, but 0 tags"),
+        ("no.txt", None, r"no\.txt: no such file"),
+        ("latin.txt", b"Ann O\ncaf\xe9 O\n", r"latin\.txt:2: not UTF-8 text"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        read_sentences(write(tmp_path / name, text))
-    assert "\n" not in str(caught.value)
+    with refused(match=message):
+        read_sentences(tmp_path / name if text is None else write(tmp_path / name, text))
 
 
-def test_other_bad_files(tmp_path):
-    with pytest.raises(ValueError, match=r"no\.txt: no such file"):
-        read_sentences(tmp_path / "no.txt")
-    (tmp_path / "latin.txt").write_bytes(b"Ann O\ncaf\xe9 O\n")
-    with pytest.raises(ValueError, match=r"latin\.txt:2: not UTF-8 text"):
-        read_sentences(tmp_path / "latin.txt")
+def test_tags_of_another_scheme_or_model(tmp_path):
     path = write(tmp_path / "a.txt", "A B-X\nB I-X\n")
-    with pytest.raises(ValueError, match=r"a\.txt:1: tag 'B-X' after the start .* in IOB1"):
+    with refused(match=r"a\.txt:1: tag 'B-X' after the start .* in IOB1"):
         read_sentences(path, scheme="IOB1")
-    with pytest.raises(ValueError, match=r"a\.txt:1: tag 'B-X' is unknown .*\(its tags: O, B-Y\)"):
+    with refused(match=r"a\.txt:1: tag 'B-X' is unknown .*\(its tags: O, B-Y\)"):
         read_sentences(path).labels(("O", "B-Y"))
 
 
@@ -228,7 +197,7 @@ def test_plain_tags(tmp_path):
     labels, names = sentences.labels()
     assert sentences.scheme == "plain" and names == ("NNP", "VBZ") and labels.tolist() == [0, 1]
     assert sentences.sentence_tags(labels, names) == ["NNP", "VBZ"]
-    with pytest.raises(ValueError, match="tag 'VBZ' is unknown to the training data"):
+    with refused(match="tag 'VBZ' is unknown to the training data"):
         sentences.labels(("NNP",))
 
 
@@ -241,35 +210,33 @@ def test_tables_of_other_columns(tmp_path):
 
 
 def test_text_without_tags(tmp_path):
-    (tmp_path / "a.txt").write_text("Ann  sings\n\n Yes\n")
-    sentences, counts = read_words(tmp_path / "a.txt")
+    sentences, counts = tagging.read_words(write(tmp_path / "a.txt", "Ann  sings\n\n Yes\n"))
     assert counts.tolist() == [2, 0, 1]
     assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
     assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.lines.tolist() == [1, 1, 3]
-    (tmp_path / "a.csv").write_text('text\n" "\n')
-    with pytest.raises(ValueError, match=r"a\.csv: no words in this file"):
-        read_words(tmp_path / "a.csv")
-    assert has_columns(["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"], ["O", "B-LOC"])
-    for text in (["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]):
-        assert not has_columns(text, ["O", "B-PER"])
+    with refused(match=r"a\.csv: no words in this file"):
+        tagging.read_words(write(tmp_path / "a.csv", 'text\n" "\n'))
     write_tagged(tmp_path / "a.jsonl", sentences, ["B-X", "O", "O"], np.array([0.5, 1, 0.25]))
-    lines = (tmp_path / "a.jsonl").read_text().splitlines()
-    assert json.loads(lines[0]) == {
-        "tokens": ["Ann", "sings"],
-        "tags": ["B-X", "O"],
-        "probabilities": [0.5, 1.0],
-    }
-    assert json.loads(lines[1]) == {"tokens": [], "tags": [], "probabilities": []}  # the blank line
-    assert json.loads(lines[2])["tokens"] == ["Yes"] and len(lines) == 3
+    first, blank, last = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert first == {"tokens": ["Ann", "sings"], "tags": ["B-X", "O"], "probabilities": [0.5, 1.0]}
+    assert blank == {"tokens": [], "tags": [], "probabilities": []}
+    assert last["tokens"] == ["Yes"]
     again = read_sentences(tmp_path / "a.jsonl")
     assert again.tags == ["B-X", "O", "O"]
     assert again.rows.tolist() == [0, 2] and again.num_rows == 3
     assert again.select([1]).rows.tolist() == [2]
 
 
+def test_text_that_has_columns():
+    columns = ["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"]
+    assert tagging.has_columns(columns, ["O", "B-LOC"])
+    for text in (["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]):
+        assert not tagging.has_columns(text, ["O", "B-PER"])
+
+
 def test_a_row_of_the_answer_for_each_of_a_table(tmp_path):
     """Also behind the last one that has words; columns have no such rows."""
-    table = write(tmp_path / "t.jsonl", '{"tokens": []}\n{"tokens": ["a"]}\n{"tokens": []}\n')
+    table = jsonl(tmp_path / "t.jsonl", *({"tokens": tokens} for tokens in ([], ["a"], [])))
     sentences = read_sentences(table, need_tags=False)
     write_tagged(tmp_path / "a.jsonl", sentences, ["O"], np.array([1.0]))
     rows = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
@@ -280,7 +247,7 @@ def test_a_row_of_the_answer_for_each_of_a_table(tmp_path):
 
 def test_finding_files(tmp_path):
     task = find_task("NER")
-    with pytest.raises(ValueError, match=r"no training file .*eng\.train, train, .*train\.conll"):
+    with refused(match=r"no training file .*eng\.train, train, .*train\.conll"):
         find_file(task, tmp_path, "train")
     for name in ("eng.train", "dev.conll", "valid.txt", "test.jsonl"):
         (tmp_path / name).touch()
@@ -292,9 +259,9 @@ def test_finding_files(tmp_path):
     assert find_file(task, tmp_path, "test") is None
 
 
-@pytest.mark.skipif(not CONLL.is_dir(), reason="the shared data are not on this machine")
+@needs("conll2003")
 def test_the_real_test_set():
-    sentences = read_sentences(CONLL / "eng.testb")
+    sentences = read_sentences(DATA / "conll2003" / "eng.testb")
     # as published: sentences, words, documents, entities of each type
     assert (len(sentences), len(sentences.words)) == (3453, 46435)
     assert len(np.unique(sentences.documents)) == 231 and sentences.scheme == "IOB1"
@@ -302,3 +269,83 @@ def test_the_real_test_set():
     first = {names[k]: int((labels == k).sum()) for k in range(len(names)) if names[k][0] == "B"}
     assert first == {"B-LOC": 1668, "B-MISC": 702, "B-ORG": 1661, "B-PER": 1617}
     assert sentences.sentence_tags(labels, names) == sentences.tags
+
+
+# --- split and summed up ---
+
+
+def read(path, text):
+    return read_sentences(write(path, text))
+
+
+def texts(sentences):
+    return [" ".join(sentences.words[a:b]) for a, b in pairwise(sentences.boundaries)]
+
+
+def test_documents_stay_whole(tmp_path):
+    documents = [f"-DOCSTART- O\n\nd{d % 6} B-X\n\ns{d % 6} O\n\n" for d in range(8)]
+    sentences = read(tmp_path / "a", "".join(documents))  # the last two repeat the first
+    train, dev = split_sentences(sentences, 0.3, seed=1)
+    assert len(set(texts(dev))) == 4 and not set(texts(train)) & set(texts(dev))
+    assert sorted(texts(train) + texts(dev)) == sorted(texts(sentences))
+    assert texts(split_sentences(sentences, 0.3, seed=1)[1]) == texts(dev)
+    assert texts(split_sentences(sentences, 0.3, seed=2)[1]) != texts(dev)
+    with refused(match="a: a single document cannot be split: name a dev set"):
+        split_sentences(sentences.select([0, 1]), 0.3, seed=1)
+
+
+def test_without_documents_sentences_are_split(tmp_path):
+    sentences = read(tmp_path / "a", "".join(f"w{k} O\n\n" for k in range(10)))
+    train, dev = split_sentences(sentences, 0.2, seed=1)
+    assert (len(train), len(dev)) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    "rare", ["w B-Y\nw I-Y\n\n", "-DOCSTART- O\n\nw B-Y\n\nw O\n\n", "w B-Y\n\nw B-Y\n\n"]
+)
+def test_a_tag_of_one_place_stays_in_train(tmp_path, rare):
+    border = "-DOCSTART- O\n\n" if "DOCSTART" in rare else ""
+    rest = "".join(f"{border}v{k} B-X\nv I-X\n\n" for k in range(5))
+    sentences = read(tmp_path / "a", rest + rare)
+    for seed in range(20):
+        train, dev = split_sentences(sentences, 0.5, seed)
+        assert set(train.tags) == set(sentences.tags) and "B-Y" not in dev.tags
+        assert len(set(texts(dev))) == 3
+        assert texts(split_sentences(sentences, 0.5, seed)[1]) == texts(dev)
+
+
+def test_when_every_document_has_a_tag_of_its_own(tmp_path):
+    sentences = read(tmp_path / "a", "a NN\n\nb VB\n\nc JJ\n")
+    with refused(match="a: every document has a tag that no other has: name a"):
+        split_sentences(sentences, 0.5, seed=1)
+    named = read(tmp_path / "b", "a B-X\n\nb B-Y\n\nc O\n")  # O is a class whatever train has
+    assert texts(split_sentences(named, 0.5, seed=1)[1]) == ["c"]
+    unnamed = read(tmp_path / "c", "a O\n\nb O\n")
+    assert len(split_sentences(unnamed, 0.5, seed=1)[1]) == 1
+
+
+def test_the_summary(tmp_path):
+    train = read(tmp_path / "a", "-DOCSTART- O\n\nAnn B-PER\nB I-PER\nYes O\n\nRome B-LOC\n")
+    dev = read(tmp_path / "b", "Rome B-LOC\n\nRome B-LOC\n\nNo O\n")
+    assert summarize_sentences(train, dev).split("\n") == [
+        "train: 2 sentences in 1 documents, 4 words; IOB2, 2 entities: PER 50.0%, LOC 50.0%;"
+        " words in a sentence: median 2, longest 3",
+        "dev:   3 sentences, 3 words; IOB2, 2 entities: LOC 100.0%;"
+        " words in a sentence: median 1, longest 1",
+        "exact duplicates: 2 sentences of dev are also in train",
+    ]
+    plain = read(tmp_path / "c", "Ann NNP\nsings VBZ\n")
+    nothing = read(tmp_path / "d", "no O\n")
+    text = summarize_sentences(plain, nothing)
+    assert "plain, 2 tags: NNP 50.0%, VBZ 50.0%;" in text
+    assert "IOB2, 0 entities; words" in text
+    unnamed = read(tmp_path / "e", "a B\nb B\n")
+    assert "2 entities: unnamed 100.0%" in summarize_sentences(unnamed, plain)
+
+
+def test_an_uncased_model_for_names_is_said(tmp_path):
+    names = read(tmp_path / "a", "Ann B-PER\nsings O\n")
+    assert case_warning(names, GOOGLE_UNCASED).startswith("warning: the model's vocabulary is unc")
+    assert not case_warning(names, GOOGLE_CASED)
+    assert not case_warning(read(tmp_path / "b", "ann B-PER\nsings O\n"), GOOGLE_UNCASED)
+    assert not case_warning(read(tmp_path / "c", "Ann NNP\nsings VBZ\n"), GOOGLE_UNCASED)
