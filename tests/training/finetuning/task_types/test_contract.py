@@ -24,8 +24,8 @@ from bertsmith.reports.finetuning import metric as shown_metric
 from bertsmith.tasks.tagging.schemes import Scheme, convert_tags
 from bertsmith.training.finetuning.task import BestOnDev
 
-from ....finetuning.tagged import OTHERS, PEOPLE, PLACES, columns
 from ....tiny import bertsmith, write_model
+from ..tagged import OTHERS, PEOPLE, PLACES, columns
 
 # --- toys that a toy model learns in a second or two -------------------------------------------
 

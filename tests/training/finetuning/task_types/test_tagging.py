@@ -23,7 +23,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, 
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.trainer import InitialModel
 
-from ....finetuning.tagged import columns, write_corpus, write_model
+from ..tagged import columns, write_corpus, write_model
 
 KIND, NER = Tag(), find_task("ner")
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")

@@ -1,5 +1,7 @@
 """A toy task that a toy model learns in a second: weather or food, told by one word."""
 
+import csv
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +22,7 @@ from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 SETTINGS = FinetuneSettings(
     epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
 )
+STILL = replace(SETTINGS, dropout=0.0, attention_dropout=0.0)
 TASK = own_task("classify", "text", None, "label")
 
 
@@ -42,14 +45,31 @@ def model_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def trainer(model_folder):
-    return Trainer.prepare(
-        InitialModel(model_folder), TASK, examples(96, 1), {"dev": examples(40, 2)}, SETTINGS
+@pytest.fixture(scope="session")
+def toy(model_folder):
+    """settings, also without dropout (still), task, examples(count, seed), and prepare(...)."""
+
+    def prepare(train=None, dev=None, task=TASK, settings=SETTINGS, model=model_folder, **sets):
+        data = train or examples(96, 1), {"dev": dev or examples(40, 2), **sets}
+        return Trainer.prepare(InitialModel(model), task, *data, settings)
+
+    return SimpleNamespace(
+        settings=SETTINGS, still=STILL, task=TASK, examples=examples, prepare=prepare
     )
 
 
 @pytest.fixture(scope="session")
-def toy():
-    """settings, task, and examples(count, seed)."""
-    return SimpleNamespace(settings=SETTINGS, task=TASK, examples=examples)
+def trainer(toy):
+    return toy.prepare()
+
+
+@pytest.fixture(scope="session")
+def toy_files(tmp_path_factory):
+    """A folder with train.csv and dev.csv of the toy task."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, count in (("train", 96), ("dev", 40)):
+        made = examples(count, len(name))
+        labels = [made.label_names[label] for label in made.labels]
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *zip(made.texts, labels, strict=True)])
+    return folder
