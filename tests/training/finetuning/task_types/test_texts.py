@@ -1,6 +1,5 @@
 """One label an example: losses, answers and their scores, files, scores of any scale."""
 
-import csv
 import json
 from dataclasses import replace
 
@@ -27,6 +26,7 @@ from bertsmith.training.finetuning.task_types.texts import (
 from bertsmith.training.finetuning.trainer import with_metric
 
 from ....tiny import write
+from .files import read_rows
 
 FIRST, SECOND = (0.123456, 0.876544), (0.5, 0.999999)
 CLASSES = Labelled(np.array([1, 0]), np.array([FIRST, SECOND], np.float32))
@@ -46,14 +46,6 @@ def asked_of(kind, label="genre", names=("sea", "war"), separator=";"):
     other = {"separator": separator} if kind == "multilabel" else {}
     task = own_task(kind, "plot", None, label, **other)
     return ModelTask(task, () if kind == "regress" else names, EncodingSettings(max_length=16))
-
-
-def read_rows(path):
-    """Of a table that was written: a mapping a row."""
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t"))
 
 
 def written(out, kind, source, label="genre"):
