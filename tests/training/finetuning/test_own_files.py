@@ -8,7 +8,10 @@ import csv
 import json
 import random
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 from ...tiny import bertsmith, write_model
 
@@ -22,45 +25,6 @@ def write_rows(path: Path, rows: list[list[str]]) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     return path
-
-
-def two_commands(
-    task: str, folder: Path, header: list[str], rows: list[list[str]], *columns: str
-) -> tuple[list[str], list[str]]:
-    """The answers to new lines, and the truth about them; checks what holds of every such file.
-
-    `rows` end in their label; the last are the new ones, which are written without it.
-    """
-    assert len(rows) == LINES + NEW_LINES
-    known, new = [header, *rows[:LINES]], [row[:-1] for row in rows[LINES:]]
-    train = write_rows(folder / "mine.csv", known)
-    unlabelled = write_rows(folder / "new.csv", [header[:-1], *new])
-    model = write_model(folder / "model", [cell for row in known for cell in row], "1x128")
-    run, out = folder / "run", folder / "answers.csv"
-    words = ("--model", model, "--data", train, "--out", run)
-    bertsmith("finetune", task, *words, *columns, "--label", header[-1], *FLAGS)
-    bertsmith("predict", run, unlabelled, "--out", out)
-
-    result = json.loads((run / "result.json").read_text())
-    assert result["train_examples"] + result["dev_examples"] == LINES
-    assert LINES / 20 <= result["dev_examples"] <= LINES / 5  # split off by itself, about a tenth
-    assert json.loads((run / "run.json").read_text())["settings"]["dev"] == "10% of train"
-    with out.open(encoding="utf-8", newline="") as file:
-        answers = list(csv.DictReader(file))
-    assert [[row[name] for name in header[:-1]] for row in answers] == new
-    if task == "classify":
-        share = 1 / len({row[-1] for row in rows})
-        assert all(share <= float(row["probability"]) <= 1 for row in answers)
-    return [row[header[-1]] for row in answers], [row[-1] for row in rows[LINES:]]
-
-
-def shares(answers, truth):
-    """Of the right answers, and of those that are right when all are the most frequent one."""
-    right = sum(given == true for given, true in zip(answers, truth, strict=True))
-    return right / NEW_LINES, max(Counter(truth).values()) / NEW_LINES
-
-
-# --- support tickets ---------------------------------------------------------------------------
 
 
 TICKETS = {
@@ -84,24 +48,11 @@ GREETINGS = ("Hello,\n", "Dear team,\r\n\r\n", "", 'Hi "support",\n')
 GOODBYES = ("\nThanks, Ann", "", "\n\n-- \nBob, Oslo", " Regards.")
 
 
-def tickets(draw: random.Random) -> list[str]:
+def ticket(draw: random.Random) -> list[str]:
     queue = draw.choices([*TICKETS], weights=[5, 3, 2])[0]
     body = draw.choice(TICKETS[queue]).format(number=draw.randint(1, 99))
-    return [draw.choice(GREETINGS) + body + draw.choice(GOODBYES), queue]
-
-
-def test_support_tickets(tmp_path):
-    draw = random.Random(13)
-    rows = [[f"T-{k}", *tickets(draw)] for k in range(LINES + NEW_LINES)]
-    assert sum("\n" in row[1] and '"' in row[1] and "," in row[1] for row in rows[:LINES]) > 20
-    header = ["number", "body", "queue"]
-    answers, truth = two_commands("classify", tmp_path, header, rows, "--text", "body")
-    assert {*answers} <= {*TICKETS}
-    right, majority = shares(answers, truth)
-    assert right > 0.9 > majority + 0.2
-
-
-# --- product pairs -----------------------------------------------------------------------------
+    text = draw.choice(GREETINGS) + body + draw.choice(GOODBYES)
+    return [f"T-{draw.randint(1, 999)}", text, queue]
 
 
 PRODUCTS = ("phone", "kettle", "lamp", "chair")
@@ -114,25 +65,12 @@ def title(draw: random.Random, product: str) -> str:
     return draw.choice(SHOPS).format(product=product, detail=draw.choice(DETAILS))
 
 
-def pairs(draw: random.Random) -> list[str]:
+def pair(draw: random.Random) -> list[str]:
     product, is_same = draw.choice(PRODUCTS), draw.random() < 0.6
     theirs = title(draw, product)
     if not is_same:
         theirs = f"{draw.choice(PARTS)} {theirs}"
     return [title(draw, product), theirs, "yes" if is_same else "no"]
-
-
-def test_product_pairs(tmp_path):
-    draw = random.Random(14)
-    rows, header = [pairs(draw) for _ in range(LINES + NEW_LINES)], ["ours", "theirs", "same"]
-    columns = ("--text", "ours", "--text-pair", "theirs")
-    answers, truth = two_commands("classify", tmp_path, header, rows, *columns)
-    assert {*answers} <= {"yes", "no"}
-    right, majority = shares(answers, truth)
-    assert right > 0.9 > majority + 0.1
-
-
-# --- films of several genres -------------------------------------------------------------------
 
 
 GENRES = {
@@ -144,19 +82,59 @@ GENRES = {
 CITIES = ("Oslo", "Rome", "Lima", '"Old" York')
 
 
-def films(draw: random.Random) -> list[str]:
+def film(draw: random.Random) -> list[str]:
     genres = draw.sample([*GENRES], draw.choices([0, 1, 2], weights=[1, 4, 4])[0])
     begins = f"{draw.choice(CITIES)}, {draw.randint(1950, 1980)}."
     scenes = [begins, *(draw.choice(GENRES[genre]) for genre in genres)]
     return ["\n".join(scenes), ", ".join(sorted(genres))]
 
 
-def test_films_of_several_genres(tmp_path):
-    draw = random.Random(15)
-    rows, header = [films(draw) for _ in range(LINES + NEW_LINES)], ["plot", "genres"]
-    answers, truth = two_commands("multilabel", tmp_path, header, rows, "--text", "plot")
-    given = [frozenset(cell.split(",")) - {""} for cell in answers]
-    true = [frozenset(cell.split(", ")) - {""} for cell in truth]
-    assert frozenset().union(*given) <= {*GENRES} and frozenset() in true
-    right, majority = shares(given, true)
-    assert right > 0.8 > majority + 0.3
+# task, header, what makes a row, flags; least share of right answers, and above the majority's
+FILES = {
+    "tickets": ("classify", "number body queue", ticket, ("--text", "body"), 0.9, 0.2),
+    "pairs": (
+        "classify", "ours theirs same", pair, ("--text", "ours", "--text-pair", "theirs"), 0.9, 0.1,
+    ),
+    "films": ("multilabel", "plot genres", film, ("--text", "plot"), 0.8, 0.3),
+}  # fmt: skip
+
+
+def labels_of(cells: Iterable[str]) -> list[frozenset[str]]:
+    return [frozenset(label.strip() for label in cell.split(",")) - {""} for cell in cells]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_two_commands_from_a_file_to_answers(tmp_path, name):
+    """The last lines are new: they are written without their label."""
+    task, columns, row, flags, least, gain = FILES[name]
+    draw, header = random.Random(name), columns.split()
+    rows = [row(draw) for _ in range(LINES + NEW_LINES)]
+    known, new = [header, *rows[:LINES]], [row[:-1] for row in rows[LINES:]]
+    if name == "tickets":
+        assert sum("\n" in row[1] and '"' in row[1] and "," in row[1] for row in known) > 20
+    train = write_rows(tmp_path / "mine.csv", known)
+    unlabelled = write_rows(tmp_path / "new.csv", [header[:-1], *new])
+    model = write_model(tmp_path / "model", [cell for row in known for cell in row], "1x128")
+    run, out = tmp_path / "run", tmp_path / "answers.csv"
+    words = ("--model", model, "--data", train, "--label", header[-1], "--out", run)
+    bertsmith("finetune", task, *words, *flags, *FLAGS)
+    bertsmith("predict", run, unlabelled, "--out", out)
+
+    result = json.loads((run / "result.json").read_text())
+    assert result["train_examples"] + result["dev_examples"] == LINES
+    assert LINES / 20 <= result["dev_examples"] <= LINES / 5  # split off by itself, about a tenth
+    assert json.loads((run / "run.json").read_text())["settings"]["dev"] == "10% of train"
+    with out.open(encoding="utf-8", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert [[row[name] for name in header[:-1]] for row in answers] == new
+    truth = labels_of(row[-1] for row in rows[LINES:])
+    given = labels_of(row[header[-1]] for row in answers)
+    every = frozenset().union(*labels_of(row[-1] for row in rows))
+    assert frozenset().union(*given) <= every
+    if task == "classify":
+        assert all(1 / len(every) <= float(row["probability"]) <= 1 for row in answers)
+    else:
+        assert frozenset() in truth
+    right = sum(a == b for a, b in zip(given, truth, strict=True)) / NEW_LINES
+    majority = max(Counter(truth).values()) / NEW_LINES
+    assert right > least > majority + gain

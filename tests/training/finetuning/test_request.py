@@ -63,15 +63,11 @@ def test_seeds_that_are_refused(text, message):
     assert str(error.value) == message
 
 
-@pytest.fixture
-def words(toy_files, model_folder, tmp_path):
-    return ("--model", model_folder, "--data", toy_files, "--out", tmp_path / "run")
-
-
 TAUGHT = "--teacher t --teacher-data x"
 NO_LABELS = "has no labels: leave --distillation-w"
 SCRATCH = "without effect with --from-scratch"
-LENGTH = "--max-answer-length: without effect on a task of kind 'classify'"
+FOCAL = "--focal-gamma: of the labels, unused at --distillation-weight 1"
+BOTH = "early_stopping_patience keeps the"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
     ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
@@ -81,12 +77,14 @@ FLAGS = [
     ("--sweep distillation_weight=0|1", "--distillation-weight: only with --teacher"),
     (f"{TAUGHT} --distillation-weight 0.5", NO_LABELS),
     (f"{TAUGHT} --sweep distillation_weight=0|1", NO_LABELS),
-    ("--teacher t --focal-gamma 2", "--focal-gamma: of the labels, unused at --distillation-wei"),
-    ("--max-answer-length 9 --doc-stride 9", LENGTH),
-    ("--doc-stride 9 --pool max", "--doc-stride, --pool: only with --long-texts windows"),
+    ("--teacher t --focal-gamma 2", FOCAL),
     (
         "--keep last --sweep early_stopping_patience=0|2",
-        "--sweep: early_stopping_patience 2: early_stopping_patience keeps the",
+        f"--sweep: early_stopping_patience 2: {BOTH}",
+    ),
+    (
+        "--sweep early_stopping_patience=0|2\tkeep=best|last",
+        f"--sweep: early_stopping_patience 2, keep last: {BOTH}",
     ),
     ("--from-scratch --max-retries 3", f"--max-retries: {SCRATCH}: leave it"),
     ("--from-scratch --reinit-layers 1", f"--reinit-layers: {SCRATCH}"),
@@ -95,20 +93,30 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("flags", "message"), FLAGS)
-def test_flags_that_do_not_go_together(words, flags, message):
-    assert message in refused("finetune", "classify", *words, *flags.split())
+def test_flags_that_do_not_go_together_are_refused_before_anything_is_read(
+    tmp_path, flags, message
+):
+    folder = tmp_path / "no"
+    words = ("--model", folder, "--data", folder, "--out", tmp_path / "run", *flags.split(" "))
+    assert message in refused("finetune", "classify", *words)
 
 
-def test_a_temperature_is_refused_where_outputs_are_no_logits(words):
-    error = refused("finetune", "regress", *words, "--teacher", "t", "--temperature", 2)
-    assert "--temperature: without effect on a task of kind 'regress'" in error
+NO_ANSWERS = "--max-answer-length: without effect on a task of kind 'classify'"
+NO_WINDOWS = "--doc-stride, --pool: only with --long-texts windows"
+NO_LOGITS = "--temperature: without effect on a task of kind 'regress'"
 
 
-def test_what_cannot_be_is_refused_before_anything_is_read(tmp_path):
-    folder, space = tmp_path / "no", "early_stopping_patience=0|2 keep=best|last"
-    words = ("--model", folder, "--data", folder, "--out", tmp_path / "run", "--sweep", space)
-    told = "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps"
-    assert told in refused("finetune", "classify", *words)
+@pytest.mark.parametrize(
+    ("task", "flags", "message"),
+    [
+        ("classify", "--max-answer-length 9 --doc-stride 9", NO_ANSWERS),
+        ("classify", "--doc-stride 9 --pool max", NO_WINDOWS),
+        ("regress", "--teacher t --temperature 2", NO_LOGITS),
+    ],
+)
+def test_flags_without_effect_on_the_task(toy_files, model_folder, tmp_path, task, flags, message):
+    words = ("--model", model_folder, "--data", toy_files, "--out", tmp_path / "run")
+    assert message in refused("finetune", task, *words, *flags.split())
 
 
 def test_what_says_nothing_may_stand_beside_from_scratch(tmp_path):

@@ -103,7 +103,9 @@ def test_what_does_not_fit_the_model_is_refused(toy, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     tokenizer = Tokenizer.from_pretrained(folder)
     Tokenizer(Vocabulary([*tokenizer.vocabulary.pieces, "another"])).save(folder)
-    with pytest.raises(ValueError, match="55 pieces, but its model 54: take the model's own token"):
+    with pytest.raises(
+        ValueError, match="55 pieces, but its model 54: take the model's own tokenizer"
+    ):
         toy.prepare(model=folder)
     # a model of one segment
     config = config_for("1x64", 54, max_positions=32, type_vocab_size=1)

@@ -151,6 +151,10 @@ def test_scores_of_any_scale_are_learned(toy, tmp_path, scale):
     # the written model gives scores by itself, to transformers too
     assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
     assert metrics["mse"] < 0.2 * dev.labels.astype(np.float64).var()
+    # a further fine-tuning begins with the head of the first
+    still = replace(settings, epochs=1, learning_rate=1e-12)
+    again = of_worths(toy, still, scale, model=run).run(still, 1, tmp_path / "again")
+    assert again.evaluation.metrics == pytest.approx(metrics, rel=1e-3)
 
 
 @pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
@@ -163,15 +167,6 @@ def test_records_tell_as_much_as_the_scores(unit):
     for name, values in (("label", labels), ("predicted", answers.predicted)):
         assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
     assert [records[0]["label"]] == [float(f"{0.1 * unit:.7g}")]  # as it was in the file
-
-
-def test_a_further_fine_tuning_begins_with_the_head_of_the_first(toy, tmp_path):
-    settings, scale = replace(toy.still, epochs=12), (100.0, 500.0)
-    trainer = of_worths(toy, settings, scale)
-    first = train_seeds(trainer, run := tmp_path / "run", settings, [1])["metrics"]
-    still = replace(settings, epochs=1, learning_rate=1e-12)
-    again = of_worths(toy, still, scale, model=run).run(still, 1, tmp_path / "b")
-    assert again.evaluation.metrics == pytest.approx(first, rel=1e-3)
 
 
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
