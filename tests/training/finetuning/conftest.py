@@ -1,6 +1,8 @@
 """A toy task that a toy model learns in a second: weather or food, told by one word."""
 
 import csv
+import os
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.task import BestOnDev
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 SETTINGS = FinetuneSettings(
@@ -73,3 +76,37 @@ def toy_files(tmp_path_factory):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *zip(made.texts, labels, strict=True)])
     return folder
+
+
+@pytest.fixture
+def before_training(monkeypatch):
+    """Have a function of (settings, seed, folder) called; settings that it returns are taken."""
+    run = Trainer.run
+
+    def patch(function):
+        def patched(self, settings, seed, folder, *others, **more):
+            chosen = function(settings, seed, folder) or settings
+            return run(self, chosen, seed, folder, *others, **more)
+
+        monkeypatch.setattr(Trainer, "run", patched)
+
+    return patch
+
+
+@pytest.fixture
+def stop_at_evaluation(monkeypatch):
+    """Have SIGTERM sent at that evaluation, counted over all seeds; from then on none."""
+    measure = BestOnDev.__call__
+
+    def patch(evaluation):
+        left = [evaluation]
+
+        def call(self):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return measure(self)
+
+        monkeypatch.setattr(BestOnDev, "__call__", call)
+
+    return patch

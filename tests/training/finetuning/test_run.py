@@ -2,10 +2,9 @@
 
 import copy
 import json
-import os
 import shutil
-import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint, checkpoints_in
 from bertsmith.training.finetuning import run as run_summary
 from bertsmith.training.finetuning.run import collapse, notable_examples, train_seeds
-from bertsmith.training.finetuning.task import BestOnDev
 from bertsmith.training.finetuning.trainer import Trainer
 from bertsmith.training.loop.log import read_log
 
@@ -209,16 +207,10 @@ def test_one_answer_is_no_collapse_where_the_loss_says_otherwise(
 
 
 def test_a_collapsed_run_is_made_again_with_the_next_seed(
-    trainer, toy, tmp_path, monkeypatch, capsys
+    trainer, toy, tmp_path, before_training, capsys
 ):
-    """Seed 1 is made to collapse by a rate far too high."""
-    run = Trainer.run
-
-    def collapsing(self, settings, seed, *args):
-        changed = replace(settings, learning_rate=1.0) if seed == 1 else settings
-        return run(self, changed, seed, *args)
-
-    monkeypatch.setattr(Trainer, "run", collapsing)
+    too_high = replace(toy.settings, learning_rate=1.0)
+    before_training(lambda settings, seed, _: too_high if seed == 1 else settings)
     result = train_seeds(trainer, tmp_path / "run", toy.settings, [1, 2])
     assert list(result["seeds"]) == ["3", "2"]  # 2 was asked for, so 3 is the next
     assert all(figures["accuracy"] > 0.95 for figures in result["seeds"].values())
@@ -238,19 +230,22 @@ def test_what_always_collapses_is_told_and_kept(trainer, toy, tmp_path, capsys):
     assert "seed 2 collapsed" in told and "lower --learning-rate" in told
 
 
-def not_finite(monkeypatch, wrong):
-    train = Trainer.run
+@pytest.fixture
+def not_finite(before_training):
+    """Have the trainings of these seeds fail."""
 
-    def run(self, settings, seed, *rest):
-        if seed in wrong:
-            raise FloatingPointError(f"step 3 of seed {seed}: loss nan")
-        return train(self, settings, seed, *rest)
+    def patch(*wrong):
+        def fail(_settings, seed, _folder):
+            if seed in wrong:
+                raise FloatingPointError(f"step 3 of seed {seed}: loss nan")
 
-    monkeypatch.setattr(Trainer, "run", run)
+        before_training(fail)
+
+    return patch
 
 
-def test_a_seed_that_is_not_finite_is_a_collapse(trainer, toy, tmp_path, monkeypatch, capsys):
-    not_finite(monkeypatch, [1])
+def test_a_seed_that_is_not_finite_is_a_collapse(trainer, toy, tmp_path, not_finite, capsys):
+    not_finite(1)
     result = train_seeds(trainer, tmp_path / "run", toy.settings, [1, 2])
     assert list(result["seeds"]) == ["3", "2"]
     (restart,) = result["restarts"]
@@ -258,8 +253,8 @@ def test_a_seed_that_is_not_finite_is_a_collapse(trainer, toy, tmp_path, monkeyp
     assert "again with seed 3" in capsys.readouterr().err
 
 
-def test_seeds_that_ended_stay_when_another_cannot(trainer, toy, tmp_path, monkeypatch, capsys):
-    not_finite(monkeypatch, [2])
+def test_seeds_that_ended_stay_when_another_cannot(trainer, toy, tmp_path, not_finite, capsys):
+    not_finite(2)
     result = train_seeds(trainer, tmp_path / "run", replace(toy.settings, max_retries=0), [1, 2])
     assert list(result["seeds"]) == ["1"] and result["best_seed"] == 1
     assert "warning: seed 2 collapsed (step 3 of seed 2" in capsys.readouterr().err
@@ -267,12 +262,12 @@ def test_seeds_that_ended_stay_when_another_cannot(trainer, toy, tmp_path, monke
     assert read_run(tmp_path / "run").result["restarts"] == result["restarts"]
 
 
-def test_without_any_sound_seed_it_is_an_error(trainer, toy, tmp_path, monkeypatch):
-    not_finite(monkeypatch, range(9))
+def test_without_any_sound_seed_it_is_an_error(trainer, toy, tmp_path, not_finite):
+    not_finite(*range(9))
     with pytest.raises(FloatingPointError, match="step 3 of seed 4"):
         train_seeds(trainer, tmp_path / "run", replace(toy.settings, max_retries=1), [1, 2])
     assert not (tmp_path / "run/result.json").exists()
-    monkeypatch.undo()
+    not_finite()
     slower = replace(toy.settings, learning_rate=1e-3, epochs=1)  # as the error has told
     assert train_seeds(trainer, tmp_path / "run", slower, [1])["steps"] == 6
 
@@ -286,23 +281,16 @@ def settings(toy):
     return replace(toy.settings, checkpoint_every=8)
 
 
-def stopping(monkeypatch, evaluation):
-    """SIGTERM at that evaluation, counted over all seeds; from then on none."""
-    measure, left = BestOnDev.__call__, [evaluation]
+@pytest.fixture
+def stopped(stop_at_evaluation):
+    """Train, and stop at an evaluation, counted over all seeds."""
 
-    def call(self):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return measure(self)
+    def train(evaluation, function, *arguments, **others):
+        stop_at_evaluation(evaluation)
+        with pytest.raises(KeyboardInterrupt):
+            function(*arguments, **others)
 
-    monkeypatch.setattr(BestOnDev, "__call__", call)
-
-
-def stopped(monkeypatch, evaluation, train, *arguments, **settings):
-    stopping(monkeypatch, evaluation)
-    with pytest.raises(KeyboardInterrupt):
-        train(*arguments, **settings)
+    return train
 
 
 def test_a_seed_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
@@ -339,45 +327,31 @@ def test_a_seed_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
     assert events("stopped") == events("whole")
 
 
-def test_a_training_that_is_not_to_go_on_leaves_and_takes_no_checkpoint(
-    trainer, settings, tmp_path
-):
-    trainer.run(settings, 3, tmp_path)
-    assert checkpoints_in(tmp_path) == []
-
-
-def test_the_same_command_goes_on(trainer, settings, tmp_path, monkeypatch, capsys):
+def test_the_same_command_goes_on(trainer, settings, tmp_path, stopped, before_training, capsys):
     whole = train_seeds(trainer, tmp_path / "whole", settings, [1, 2, 3])
     run = tmp_path / "run"
     # at the third evaluation of seed 2
-    stopped(monkeypatch, 9, train_seeds, trainer, run, settings, [1, 2, 3])
+    stopped(9, train_seeds, trainer, run, settings, [1, 2, 3])
     told = "seed 2 was stopped: the same command goes on from its last checkpoint\n"
     assert told in capsys.readouterr().err
     assert not (run / "config.json").exists() and (run / "seeds/1/model/config.json").exists()
     assert [path.name for path in checkpoints_in(run / "seeds/2")] == ["checkpoint-00000018"]
-    seeds, train = [], Trainer.run
-
-    def run_noted(self, settings, seed, *rest):
-        seeds.append(seed)
-        return train(self, settings, seed, *rest)
-
-    monkeypatch.setattr(Trainer, "run", run_noted)
+    seeds = []
+    before_training(lambda _settings, seed, _folder: seeds.append(seed))
     result = train_seeds(trainer, run, settings, [1, 2, 3])
     assert seeds == [2, 3]
     assert "going on with the run that was stopped here" in capsys.readouterr().err
     assert result == whole
-    weights = [load_model(tmp_path / name, SequenceClassifier).model for name in ("whole", "run")]
-    states = [model.state_dict() for model in weights]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert sorted(path.name for path in run.iterdir()) == names
-    left = {path.name for seed in (1, 2, 3) for path in (run / "seeds" / str(seed)).iterdir()}
+    first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "run"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert sorted(names_in(run)) == sorted(names_in(tmp_path / "whole"))
+    left = {name for seed in "123" for name in names_in(run / "seeds" / seed)}
     assert not [name for name in left if name == "model" or name.startswith("checkpoint")]
 
 
-def test_a_stopped_run_is_not_lost_to_other_settings(trainer, settings, tmp_path, monkeypatch):
+def test_a_stopped_run_is_not_lost_to_other_settings(trainer, settings, tmp_path, stopped):
     run, other = tmp_path / "run", replace(settings, learning_rate=1e-3)
-    stopped(monkeypatch, 2, train_seeds, trainer, run, settings, [1])
+    stopped(2, train_seeds, trainer, run, settings, [1])
     message = r"unfinished run of other settings \(learning_rate 0.003, not 0.0"
     with pytest.raises(ValueError, match=message):
         train_seeds(trainer, run, other, [1])
@@ -389,19 +363,17 @@ def test_a_stopped_run_is_not_lost_to_other_settings(trainer, settings, tmp_path
 def test_before_anything_is_kept_other_settings_begin_anew(
     trainer, settings, tmp_path, monkeypatch
 ):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Trainer, "run", interrupt)
+        patched.setattr(Trainer, "run", Mock(side_effect=KeyboardInterrupt))
         train_seeds(trainer, tmp_path / "run", settings, [1])
     result = train_seeds(trainer, tmp_path / "run", replace(settings, epochs=1), [1])
     assert result["steps"] == 6
 
 
-def test_a_damaged_checkpoint_is_told_of_and_left(trainer, settings, tmp_path, monkeypatch, capsys):
+def test_a_damaged_checkpoint_is_told_of_and_left(trainer, settings, tmp_path, stopped, capsys):
     whole = trainer.run(settings, 1, tmp_path / "whole")
-    stopped(monkeypatch, 2, trainer.run, settings, 1, tmp_path / "run", resume=True)
+    assert checkpoints_in(tmp_path / "whole") == []  # without `resume` none is written
+    stopped(2, trainer.run, settings, 1, tmp_path / "run", resume=True)
     (checkpoint,) = checkpoints_in(tmp_path / "run")
     tensors = checkpoint / "training.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
@@ -411,13 +383,13 @@ def test_a_damaged_checkpoint_is_told_of_and_left(trainer, settings, tmp_path, m
     assert np.array_equal(again.outputs(dev), whole.outputs(dev))
 
 
-def test_patience_is_kept(trainer, settings, tmp_path, monkeypatch):
+def test_patience_is_kept(trainer, settings, tmp_path, stopped):
     """The toy is right on all of dev early: each evaluation after that is one without a gain."""
     patient = replace(settings, early_stopping_patience=3)
     whole = trainer.run(patient, 1, tmp_path / "whole")
     assert whole.steps < 36
     last = whole.steps // 6 - 1  # evaluation before it stops early
-    stopped(monkeypatch, last, trainer.run, patient, 1, tmp_path / "run", resume=True)
+    stopped(last, trainer.run, patient, 1, tmp_path / "run", resume=True)
     again = trainer.run(patient, 1, tmp_path / "run", resume=True)
     assert (again.steps, again.best_step) == (whole.steps, whole.best_step)
 
@@ -478,11 +450,11 @@ def test_what_a_kill_left_is_cleared_away(trainer, settings, tmp_path, monkeypat
 
 
 def test_other_weights_to_start_from_are_refused(
-    trainer, model_folder, settings, tmp_path, monkeypatch
+    trainer, model_folder, settings, tmp_path, stopped
 ):
     start = shutil.copytree(model_folder, tmp_path / "start")
     moving = replace(trainer, start=replace(trainer.start, folder=start))
-    stopped(monkeypatch, 2, train_seeds, moving, tmp_path / "run", settings, [1])
+    stopped(2, train_seeds, moving, tmp_path / "run", settings, [1])
     weights = load_file(start / "model.safetensors")
     save_file({name: weight + 1 for name, weight in weights.items()}, start / "model.safetensors")
     with pytest.raises(ValueError, match="unfinished run of other settings .model_sha256"):

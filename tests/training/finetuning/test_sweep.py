@@ -428,22 +428,26 @@ def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_pat
     assert "sweep 4/4: learning_rate 0.003, epochs 6: dev accuracy" in ran.err
 
 
-def interrupted(monkeypatch, training):
-    """In that training of all; the folders of the trainings are in the list returned."""
-    run, folders = Trainer.run, []
+@pytest.fixture
+def interrupted(before_training):
+    """Interrupt at that training of all; the folders of the trainings are in the list returned."""
 
-    def interrupt(self, settings, seed, folder, *args):
-        folders.append(folder.name)
-        if len(folders) == training:
-            raise KeyboardInterrupt
-        return run(self, settings, seed, folder, *args)
+    def patch(training):
+        folders = []
 
-    monkeypatch.setattr(Trainer, "run", interrupt)
-    return folders
+        def interrupt(_settings, _seed, folder):
+            folders.append(folder.name)
+            if len(folders) == training:
+                raise KeyboardInterrupt
+
+        before_training(interrupt)
+        return folders
+
+    return patch
 
 
-def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch):
-    folders = interrupted(monkeypatch, 2)
+def test_an_interrupted_command_goes_on(command, tmp_path, interrupted):
+    folders = interrupted(2)
     command += ["--sweep", "learning_rate=1e-4..1e-2", "--epochs", 1, *ONE_TRY, "--trials", 3]
     assert cli(*command).code == 130
     again = cli(*command)
@@ -455,8 +459,8 @@ def test_an_interrupted_command_goes_on(command, tmp_path, monkeypatch):
         assert told in again.err
 
 
-def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, monkeypatch):
-    folders = interrupted(monkeypatch, 4)
+def test_more_trials_leave_the_seeds_their_setting(command, tmp_path, interrupted):
+    folders = interrupted(4)
     command += ["--sweep", "learning_rate=1e-6..1e-2", "--epochs", 2, *ONE_TRY, "--seeds", "1,2"]
     assert cli(*command, "--trials", 2).code == 130
     assert folders == ["1", "2", "1", "2"]  # the first seed has ended

@@ -4,8 +4,6 @@ A toy of each type is learned, saved, loaded, evaluated and answered; stopped an
 """
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.reports.finetuning import metric as shown_metric
 from bertsmith.tasks.tagging.schemes import Scheme, convert_tags
-from bertsmith.training.finetuning.task import BestOnDev
 
 from ....tiny import bertsmith, cli, refused, write, write_model
 from ..tagged import OTHERS, PEOPLE, PLACES, columns
@@ -215,7 +212,7 @@ def read_answers(path: Path, records: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("toy_name", TOYS)
-def test_a_task_type_keeps_its_contract(toy_model, tmp_path, monkeypatch, toy_name):
+def test_a_task_type_keeps_its_contract(toy_model, tmp_path, stop_at_evaluation, toy_name):
     toy, kind = TOYS[toy_name], toy_name.partition("-")[0]
     for seed, (split, count) in enumerate(zip(("train", "dev"), toy.sizes, strict=True), start=1):
         toy.write(tmp_path / f"{split}{toy.suffix}", np.random.default_rng(seed), count)
@@ -270,9 +267,8 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, monkeypatch, toy_na
     assert f"no submission for task {toy.task}" in upload
 
     # stopped and resumed, as if it had not been
-    with monkeypatch.context() as patched:
-        stop_at_evaluation(patched, 2)
-        stopped = cli(*words, "--out", tmp_path / "again")
+    stop_at_evaluation(2)
+    stopped = cli(*words, "--out", tmp_path / "again")
     assert stopped.code == 130 and "the same command goes on" in stopped.err
     assert not (tmp_path / "again" / "result.json").exists()
     again = cli(*words, "--out", tmp_path / "again")
@@ -280,19 +276,6 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, monkeypatch, toy_na
     assert json.loads((tmp_path / "again" / "result.json").read_text()) == result
     weights = [load_file(folder / "model.safetensors") for folder in (run, tmp_path / "again")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
-
-
-def stop_at_evaluation(monkeypatch, evaluation):
-    """SIGTERM at that evaluation."""
-    measure, left = BestOnDev.__call__, [evaluation]
-
-    def call(self):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return measure(self)
-
-    monkeypatch.setattr(BestOnDev, "__call__", call)
 
 
 # --- every kind of file that `finetune TASK` documents: trained, measured, measured again ------
