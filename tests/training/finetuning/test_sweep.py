@@ -305,24 +305,38 @@ def test_less_is_better_where_it_is(trainer, toy, tmp_path, monkeypatch):
     assert best.learning_rate == 1e-5
 
 
-def test_the_same_command_goes_on_after_a_kill(trainer, toy, tried, tmp_path, monkeypatch, capsys):
-    whole, _ = sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "whole")
-    full_run, tried[:] = Trainer.run, []
+@pytest.fixture
+def interrupted(before_training):
+    """Interrupt at that training of all; the folders of the trainings are in the list returned."""
 
-    def killed(self, *args):
-        if len(tried) == 3:
-            raise KeyboardInterrupt
-        return full_run(self, *args)
+    def patch(training):
+        folders = []
 
-    monkeypatch.setattr(Trainer, "run", killed)
+        def interrupt(_settings, _seed, folder):
+            folders.append(folder.name)
+            if len(folders) == training:
+                raise KeyboardInterrupt
+
+        before_training(interrupt)
+        return folders
+
+    return patch
+
+
+def test_the_same_command_goes_on_after_a_kill(trainer, toy, tried, interrupted, tmp_path, capsys):
+    def search(folder):
+        return sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / folder)
+
+    whole, _ = search("whole")
+    tried.clear()
+    interrupted(4)
     with pytest.raises(KeyboardInterrupt):
-        sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
-    monkeypatch.setattr(Trainer, "run", full_run)
+        search("sweep")
     capsys.readouterr()
-    best, record = sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep")
+    best, record = search("sweep")
     assert len(tried) == 6 and len(record) == 6 and best == whole
     assert "sweep: 3 of 6 trials are finished already" in capsys.readouterr().err
-    assert sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path / "sweep") == (best, record)
+    assert search("sweep") == (best, record)
     assert len(tried) == 6  # nothing was left to do
 
 
@@ -426,24 +440,6 @@ def test_the_command_searches_then_trains_all_seeds_at_the_best(command, tmp_pat
     assert result["seeds"]["1"] == {name: best[name] for name in result["seeds"]["1"]}
     assert (tmp_path / "run/sweep/4/log.jsonl").exists()
     assert "sweep 4/4: learning_rate 0.003, epochs 6: dev accuracy" in ran.err
-
-
-@pytest.fixture
-def interrupted(before_training):
-    """Interrupt at that training of all; the folders of the trainings are in the list returned."""
-
-    def patch(training):
-        folders = []
-
-        def interrupt(_settings, _seed, folder):
-            folders.append(folder.name)
-            if len(folders) == training:
-                raise KeyboardInterrupt
-
-        before_training(interrupt)
-        return folders
-
-    return patch
 
 
 def test_an_interrupted_command_goes_on(command, tmp_path, interrupted):
