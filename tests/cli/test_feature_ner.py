@@ -6,7 +6,7 @@ import pytest
 
 from bertsmith.cli.main import main
 
-from ..finetuning.tagged import write_corpus, write_model
+from ..training.finetuning.tagged import write_corpus, write_model
 
 SMALL = "--epochs 2 --learning-rate 1e-2 --hidden-size 16 --max-length 48 "
 SMALL += "--tokens-per-window 20 --threads 1"

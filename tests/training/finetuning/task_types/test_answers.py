@@ -1,6 +1,5 @@
 """Question answering as a kind of task: loss, decisions, figures, files, and toy runs."""
 
-import csv
 import json
 from dataclasses import replace
 
@@ -10,10 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel, SpanPredictor
-from bertsmith.model.initialization import initialize
+from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.model.heads import SpanPredictor
 from bertsmith.tasks.squad.answers import squad2_scores
 from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
@@ -24,6 +21,9 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
+
+from ....tiny import write, write_model
+from .files import read_rows, squad
 
 KIND = AnswerQuestions()
 OWN = own_task("answer", "question", "context", "answers")
@@ -41,15 +41,24 @@ def questions_of(*found):
     """Questions from (context, span or None, or "lost")."""
     rows, contexts = [], list(dict.fromkeys(context for context, _ in found))
     for k, (context, span) in enumerate(found):
-        answers = {"lost": ["zz"], None: []}.get(span) if not isinstance(span, tuple) else None
-        answers = [context[slice(*span)]] if answers is None else answers
         place = span if isinstance(span, tuple) else None
+        answers = [context[slice(*place)]] if place else {"lost": ["zz"], None: []}[span]
         rows.append(Question(f"q{k}", "a b", contexts.index(context), answers, place))
     return Questions.of(rows, contexts, "mem")
 
 
 def featurize(questions, encoding=ENCODING):
     return KIND.featurize(TOKENIZER, questions, encoding, ())
+
+
+def measure(outputs, questions, asked):
+    """The texts that are answered; the figures of these."""
+    answers = KIND.answers(outputs, featurize(questions), questions, asked)
+    return [chosen.text for chosen in answers.chosen], KIND.measure(answers, questions, asked)
+
+
+def tune(outputs, questions, asked):
+    return KIND.tune(outputs, featurize(questions), questions, asked)
 
 
 def test_the_loss_is_that_of_each_row_alone():
@@ -98,8 +107,9 @@ def test_the_loss_of_guessing_is_that_of_equal_logits():
     assert KIND.baseline_loss(windows) == pytest.approx(loss.item() / 6)
 
 
-def logits_for(windows, spans, null=0.0):
+def logits_for(questions, spans, null=0.0):
     """Outputs [T, 2] that are highest at (start, end), tokens of the first window of each."""
+    windows = featurize(questions)
     outputs = np.zeros((len(windows.ids), 2), np.float32)
     for q, span in enumerate(spans):
         window = windows.question_windows[q]
@@ -112,45 +122,37 @@ def logits_for(windows, spans, null=0.0):
 
 def test_figures_by_the_rules_of_each_version():
     questions = questions_of(("c d e", (0, 1)), ("f g", (0, 3)))
-    windows = featurize(questions)
-    outputs = logits_for(windows, [(0, 0), (0, 0)])
+    outputs = logits_for(questions, [(0, 0), (0, 0)])
     for task in ("squad1", "squad2", "answer"):
-        answers = KIND.answers(outputs, windows, questions, model_task(task))
-        assert [c.text for c in answers.chosen] == ["c", "f"]
-        figures = KIND.measure(answers, questions, model_task(task))
-        assert list(figures) == ["answer_f1", "exact_match"]
+        texts, figures = measure(outputs, questions, model_task(task))
+        assert texts == ["c", "f"] and list(figures) == ["answer_f1", "exact_match"]
         assert figures == {"answer_f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5}
     # an answer of articles alone: nothing to find in 1.1, nothing wrong with it in 2.0
     questions = questions_of(("a", (0, 1)), ("f", (0, 1)))
-    windows = featurize(questions)
-    answers = KIND.answers(logits_for(windows, [(0, 0)] * 2), windows, questions, model_task())
-    assert KIND.measure(answers, questions, model_task("squad1"))["answer_f1"] == 0.5
-    assert KIND.measure(answers, questions, model_task("squad2"))["answer_f1"] == 1.0
+    outputs = logits_for(questions, [(0, 0)] * 2)
+    for task, f1 in (("squad1", 0.5), ("squad2", 1.0)):
+        assert measure(outputs, questions, model_task(task))[1]["answer_f1"] == f1
 
 
 def test_the_null_threshold_is_found_and_kept():
     questions = questions_of(("c d e", (0, 1)), ("f g", None), ("h c", (2, 3)))
-    windows = featurize(questions)
-    outputs = logits_for(windows, [(0, 0), (0, 0), (1, 1)], null=[3.0, 5.5, 4.5])
-    untuned = KIND.answers(outputs, windows, questions, model_task())
-    assert [c.text for c in untuned.chosen] == ["c", "", "h c"[2:]]
+    places, own = [(0, 0), (0, 0), (1, 1)], model_task("answer")
+    outputs = logits_for(questions, places, null=[3.0, 5.5, 4.5])
+    untuned = KIND.answers(outputs, featurize(questions), questions, model_task())
+    assert [chosen.text for chosen in untuned.chosen] == ["c", "", "c"]
     assert [answer.null_odds for answer in untuned.found] == [-4, 1, -1]
-    decision = KIND.tune(outputs, windows, questions, model_task("answer"))
-    assert decision == {"null_threshold": 0.0}
-    outputs = logits_for(windows, [(0, 0), (0, 0), (1, 1)], null=[3.0, 4.5, 4.0])
-    decision = KIND.tune(outputs, windows, questions, model_task("answer"))
+    assert tune(outputs, questions, own) == {"null_threshold": 0.0}
+    outputs = logits_for(questions, places, null=[3.0, 4.5, 4.0])
+    decision = tune(outputs, questions, own)
     assert decision == {"null_threshold": -1.5}
-    answers = KIND.answers(outputs, windows, questions, model_task("answer", **decision))
-    figures = KIND.measure(answers, questions, model_task("answer", **decision))
-    assert figures == dict.fromkeys(
-        ["answer_f1", "exact_match", "has_answer_f1", "has_answer_exact_match"]
-        + ["no_answer_exact_match"],
-        1.0,
-    )
+    _, figures = measure(outputs, questions, model_task("answer", **decision))
+    has_answer = ["has_answer_f1", "has_answer_exact_match"]
+    names = ["answer_f1", "exact_match", *has_answer, "no_answer_exact_match"]
+    assert figures == dict.fromkeys(names, 1.0)
     # without a threshold nothing is "no answer" in data of one's own
-    answers = KIND.answers(outputs, windows, questions, model_task("answer"))
-    assert [c.text for c in answers.chosen] == ["c", "f", "c"]
-    assert KIND.tune(outputs, windows, questions_of(("c d e", (0, 1))), model_task()) == {}
+    assert measure(outputs, questions, own)[0] == ["c", "f", "c"]
+    answerable = questions_of(("c d e", (0, 1)))
+    assert tune(logits_for(answerable, places[:1], null=3.0), answerable, model_task()) == {}
 
 
 @pytest.mark.parametrize(
@@ -162,65 +164,60 @@ def test_the_null_threshold_is_found_and_kept():
 )
 def test_the_null_threshold_is_that_of_the_main_metric(metrics, threshold, said):
     questions = questions_of(("f g", None), ("c d", (0, 3)), ("h e", (0, 3)))
-    windows = featurize(questions)
-    outputs = logits_for(windows, [(0, 0)] * 3, null=[5.5, 6.0, 6.5])  # odds 1, 2, 3
+    outputs = logits_for(questions, [(0, 0)] * 3, null=[5.5, 6.0, 6.5])  # odds 1, 2, 3
     asked = replace(model_task(), task=replace(find_task("squad2"), metrics=metrics))
-    decision = KIND.tune(outputs, windows, questions, asked)
+    decision = tune(outputs, questions, asked)
     assert decision == {"null_threshold": threshold}
-    answers = KIND.answers(outputs, windows, questions, replace(asked, thresholds=decision))
-    assert [chosen.text for chosen in answers.chosen] == said
-    figures = KIND.measure(answers, questions, asked)
+    texts, figures = measure(outputs, questions, replace(asked, thresholds=decision))
+    assert texts == said
     assert figures[metrics[0]] == pytest.approx(4 / 9 if said[0] else 1 / 3)
 
 
-def test_a_model_that_cannot_leave_a_question_says_so():
-    some, all_have = questions_of(("c d", (0, 1)), ("f", None)), questions_of(("c d", (0, 1)))
-    for questions, asked, is_told in (
-        (some, model_task("answer"), True),
-        (some, model_task("squad1"), True),
-        (some, model_task("squad2"), False),
-        (some, model_task("answer", null_threshold=1.0), False),
-        (all_have, model_task("answer"), False),
-    ):
-        windows = featurize(questions)
-        outputs = logits_for(windows, [(0, 0)] * len(questions), null=9.0)
-        answers = KIND.answers(outputs, windows, questions, asked)
-        told = KIND.undefined(answers, questions, asked)
-        assert list(told) == ["no_answer_exact_match"] * is_told
-        if is_told:
-            assert KIND.measure(answers, questions, asked)["no_answer_exact_match"] == 0
+@pytest.mark.parametrize(
+    ("last", "asked", "is_told"),
+    [
+        (None, model_task("answer"), True),
+        (None, model_task("squad1"), True),
+        (None, model_task("squad2"), False),
+        (None, model_task("answer", null_threshold=1.0), False),
+        ((0, 1), model_task("answer"), False),  # all have an answer
+    ],
+)
+def test_a_model_that_cannot_leave_a_question_says_so(last, asked, is_told):
+    questions = questions_of(("c d", (0, 1)), ("f", last))
+    outputs = logits_for(questions, [(0, 0)] * 2, null=9.0)
+    answers = KIND.answers(outputs, featurize(questions), questions, asked)
+    assert list(KIND.undefined(answers, questions, asked)) == ["no_answer_exact_match"] * is_told
+    if is_told:
+        assert KIND.measure(answers, questions, asked)["no_answer_exact_match"] == 0
 
 
 def test_only_questions_without_an_answer():
     questions = questions_of(("c d e", None), ("f g", None))
-    windows = featurize(questions)
-    outputs = logits_for(windows, [(0, 0), (0, 0)], null=4.0)
-    assert KIND.tune(outputs, windows, questions, model_task()) == {"null_threshold": -3.0}
-    answers = KIND.answers(outputs, windows, questions, model_task(null_threshold=-3.0))
-    figures = KIND.measure(answers, questions, model_task())
+    outputs = logits_for(questions, [(0, 0), (0, 0)], null=4.0)
+    assert tune(outputs, questions, model_task()) == {"null_threshold": -3.0}
+    _, figures = measure(outputs, questions, model_task(null_threshold=-3.0))
     assert figures == {"answer_f1": 1.0, "exact_match": 1.0, "no_answer_exact_match": 1.0}
 
 
 def test_a_model_that_says_nothing_has_collapsed():
     questions = questions_of(("c d e", (0, 1)), ("f g", (0, 1)), ("h c", None))
-    windows = featurize(questions)
-    silent = logits_for(windows, [(0, 0)] * 3, null=9.0)
-    answers = KIND.answers(silent, windows, questions, model_task())
-    assert KIND.constant_prediction(answers, questions) == "no answer"
-    assert (
-        KIND.constant_prediction(answers, questions_of(("c", None), ("d", None), ("e", (0, 1))))
-        is None
-    )
-    talking = KIND.answers(logits_for(windows, [(0, 0)] * 3), windows, questions, model_task())
-    assert KIND.constant_prediction(talking, questions) is None
+
+    def constant(null, judged=questions):
+        outputs = logits_for(questions, [(0, 0)] * 3, null)
+        answers = KIND.answers(outputs, featurize(questions), questions, model_task())
+        return KIND.constant_prediction(answers, judged)
+
+    assert constant(null=9.0) == "no answer"
+    assert constant(9.0, questions_of(("c", None), ("d", None), ("e", (0, 1)))) is None
+    assert constant(null=0.0) is None
 
 
 def test_records_show_what_a_person_wants_to_see():
     long = " ".join(["f"] * 500)
     questions = questions_of((f"{long} c {long}", (1000, 1001)), ("d e", None), ("g", "lost"))
-    windows = featurize(questions)
-    outputs = logits_for(windows, [(0, 0), (0, 1), (0, 0)])
-    answers = KIND.answers(outputs, windows, questions, model_task("squad1"))
+    outputs = logits_for(questions, [(0, 0), (0, 1), (0, 0)])
+    answers = KIND.answers(outputs, featurize(questions), questions, model_task("squad1"))
     records = KIND.to_records(answers, questions, model_task("squad1"))
     assert list(records[0]) == ["id", "question", "context", "predicted", "probability", "answers"]
     assert [record["predicted"] for record in records] == ["f", "d e", "g"]
@@ -302,30 +299,8 @@ def test_of_any_questions_and_logits(questions, seed, stride, rounded):
 # --- files -------------------------------------------------------------------------------------
 
 
-def squad(path, *rows):
-    """A file of SQuAD with (question, context, answer or None); the id is the row's number."""
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": str(k),
-                    "question": question,
-                    "answers": []
-                    if answer is None
-                    else [{"text": answer, "answer_start": context.find(answer)}],
-                }
-            ],
-        }
-        for k, (question, context, answer) in enumerate(rows)
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}), encoding="utf-8")
-    return path
-
-
 def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
-    path = squad(tmp_path / "train.json", ("a", "c d", "d"), ("a", "c d", "x"), ("b", "e", None))
+    path = squad(tmp_path / "train.json", [("a", "c d", "d"), ("a", "c d", "x"), ("b", "e", None)])
     questions = KIND.read(path, OWN)
     assert capsys.readouterr().err == (
         f"warning: {path}: 1 answers not in their context, left out of training"
@@ -344,54 +319,56 @@ def test_a_training_file_tells_what_is_wrong_once(tmp_path, capsys):
 
 
 def test_a_training_file_must_have_something_to_learn(tmp_path):
-    path = squad(tmp_path / "train.json", ("a", "c d", "x"))
+    path = squad(tmp_path / "train.json", [("a", "c d", "x")])
     with pytest.raises(ValueError, match=r"train.json: not one answer is in its context"):
         KIND.read(path, OWN)
     assert KIND.read(path, OWN, ()).answers == [["x"]]  # as dev set
 
 
-def test_predictions_for_json(tmp_path):
-    path = squad(tmp_path / "new.json", ("a", "c d", "d"), ("b", "e f", None))
-    data = KIND.read_input(str(path), model_task())
+@pytest.fixture
+def predict(tmp_path):
+    """The questions of a file, and a function that answers these and writes to a file's name."""
+
+    def read(path, spans):
+        data = KIND.read_input(str(path), model_task())
+        outputs = logits_for(data, spans, null=[0.0, 9.0])
+        answers = KIND.answers(outputs, featurize(data), data, model_task())
+
+        def answer(name):
+            KIND.check_output(data, tmp_path / name, model_task())
+            KIND.write_answers(tmp_path / name, answers, data, model_task())
+            return tmp_path / name
+
+        return data, answer
+
+    return read
+
+
+def test_predictions_for_json(tmp_path, predict):
+    path = squad(tmp_path / "new.json", [("a", "c d", "d"), ("b", "e f", None)])
+    data, answer = predict(path, [(0, 1), (0, 0)])
     assert data.answers is None and data.rows is None
-    windows = featurize(data)
-    outputs = logits_for(windows, [(0, 1), (0, 0)], null=[0.0, 9.0])
-    answers = KIND.answers(outputs, windows, data, model_task())
     with pytest.raises(ValueError, match="out.csv: answers to a JSON file are JSON too: end --out"):
-        KIND.check_output(data, tmp_path / "out.csv", model_task())
-    KIND.check_output(data, tmp_path / "out.json", model_task())
-    KIND.write_answers(tmp_path / "out.json", answers, data, model_task())
-    assert json.loads((tmp_path / "out.json").read_text()) == {"0": "c d", "1": ""}
+        answer("out.csv")
+    assert json.loads(answer("out.json").read_text()) == {"0": "c d", "1": ""}
     odds = json.loads((tmp_path / "out.null_odds.json").read_text())
     assert odds["0"] < 0 < odds["1"]
     best = json.loads((tmp_path / "out.nbest.json").read_text())["0"][0]
     assert best["text"] == "c d" and best["start_logit"] == best["end_logit"] == 5
 
 
-def test_predictions_for_rows(tmp_path):
-    path = tmp_path / "new.csv"
-    path.write_text("question,context,answers\na,c d,?\nb,e f,?\n")
-    data = KIND.read_input(str(path), model_task())
-    assert data.ids == ["2", "3"] and data.rows[0] == {
-        "question": "a",
-        "context": "c d",
-        "answers": "?",
-    }
-    windows = featurize(data)
-    outputs = logits_for(windows, [(1, 1), (0, 0)], null=[0.0, 9.0])
-    answers = KIND.answers(outputs, windows, data, model_task())
-    out = tmp_path / "out.csv"
-    KIND.check_output(data, out, model_task())
-    KIND.write_answers(out, answers, data, model_task())
-    with out.open(newline="") as file:
-        first, second = csv.DictReader(file)
+def test_predictions_for_rows(tmp_path, predict):
+    path = write(tmp_path / "new.csv", ["question,context,answers", "a,c d,?", "b,e f,?"])
+    data, answer = predict(path, [(1, 1), (0, 0)])
+    assert data.ids == ["2", "3"]
+    assert data.rows[0] == {"question": "a", "context": "c d", "answers": "?"}
+    first, second = read_rows(answer("out.csv"))
     assert (first["answers"], first["predicted_answers"], first["answer_start"]) == ("?", "d", "2")
     assert (second["predicted_answers"], second["answer_start"]) == ("", "")
     assert 0.5 < float(first["probability"]) <= 1
-    KIND.write_answers(tmp_path / "out.json", answers, data, model_task())
-    assert json.loads((tmp_path / "out.json").read_text()) == {"2": "d", "3": ""}
+    assert json.loads(answer("out.json").read_text()) == {"2": "d", "3": ""}
     with pytest.raises(ValueError, match="cannot write '.xml'"):
-        KIND.check_output(data, tmp_path / "out.xml", model_task())
+        answer("out.xml")
     with pytest.raises(ValueError, match="read from a file, not from '-'"):
         KIND.read_input("-", model_task())
 
@@ -400,14 +377,9 @@ def test_predictions_for_rows(tmp_path):
 
 FILLERS, PLACES = [f"w{letter}" for letter in LETTERS], ["rome", "oslo", "bonn"]
 SETTINGS = FinetuneSettings(
-    epochs=3,
-    batch_size=16,
-    learning_rate=3e-3,
-    max_length=24,
-    doc_stride=8,
-    precision="float32",
-    threads=1,
-)
+    epochs=3, batch_size=16, learning_rate=3e-3, max_length=24, doc_stride=8,
+    precision="float32", threads=1,
+)  # fmt: skip
 
 
 def cities(count, seed):
@@ -422,16 +394,6 @@ def cities(count, seed):
     return rows
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer(Vocabulary([*SPECIAL, *FILLERS, *PLACES, "where"]))
-    config = config_for("1x64", len(tokenizer.vocabulary), max_positions=32)
-    generator = torch.Generator().manual_seed(1)
-    save_model(initialize(PreTrainingModel(config), 0.05, generator), tokenizer, folder)
-    return folder
-
-
 def run(model, task, train, dev, out, **changes):
     train, dev = KIND.read(train, task), KIND.read(dev, task, ())
     chosen = replace(SETTINGS, **changes)
@@ -439,33 +401,26 @@ def run(model, task, train, dev, out, **changes):
     return train_seeds(trainer, out, chosen, [1])
 
 
-def test_trivia_is_a_first_stage_whose_head_is_kept(model_folder, tmp_path):
+def test_trivia_is_a_first_stage_whose_head_is_kept(tmp_path):
     """As in Table 2 of the paper: what the first run learned about spans goes into the second."""
     items = []
     for k, (question, context, answer) in enumerate(cities(96, 3)):
-        document = tmp_path / "evidence" / "web" / f"{k}.txt"
-        document.parent.mkdir(parents=True, exist_ok=True)
-        document.write_text(context)
-        items.append(
-            {
-                "QuestionId": f"t{k}",
-                "Question": question,
-                "Answer": {"Value": answer, "Aliases": [answer.upper()]},
-                "SearchResults": [{"Filename": f"{k}.txt"}],
-            }
-        )
-    trivia = tmp_path / "qa" / "web-train.json"
-    trivia.parent.mkdir()
-    trivia.write_text(json.dumps({"Data": items}))
-    dev = squad(tmp_path / "dev.json", *cities(30, 4))
+        write(tmp_path / "evidence" / "web" / f"{k}.txt", context)
+        values = {"Value": answer, "Aliases": [answer.upper()]}
+        found = [{"Filename": f"{k}.txt"}]
+        items.append({"QuestionId": f"t{k}", "Question": question, "Answer": values,
+                      "SearchResults": found})  # fmt: skip
+    trivia = write(tmp_path / "qa" / "web-train.json", json.dumps({"Data": items}))
+    dev = squad(tmp_path / "dev.json", cities(30, 4))
+    model = write_model(tmp_path / "model", [*FILLERS, *PLACES, "where"], max_positions=32)
     first = tmp_path / "first"
-    assert run(model_folder, OWN, trivia, dev, first)["metrics"]["answer_f1"] > 0.9
+    assert run(model, OWN, trivia, dev, first)["metrics"]["answer_f1"] > 0.9
 
     start = InitialModel(first).model(SpanPredictor, 2, SETTINGS, seed=9)
     saved = load_model(first, SpanPredictor)
     assert saved.missing == [] and torch.equal(start.span.weight, saved.model.span.weight)
     # so that a second stage of one step at no rate to speak of knows all of it
-    train = squad(tmp_path / "train.json", *cities(16, 5))
+    train = squad(tmp_path / "train.json", cities(16, 5))
     changes = {"learning_rate": 1e-9, "epochs": 1}
     second = run(first, find_task("squad1"), train, dev, tmp_path / "second", **changes)
     assert second["metrics"]["answer_f1"] > 0.9

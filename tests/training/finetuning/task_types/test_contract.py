@@ -3,10 +3,7 @@
 A toy of each type is learned, saved, loaded, evaluated and answered; stopped and taken up again.
 """
 
-import csv
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +14,14 @@ import pytest
 from safetensors.torch import load_file
 from scipy.stats import rankdata
 
-from bertsmith.cli.main import main
 from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.reports.finetuning import metric as shown_metric
 from bertsmith.tasks.tagging.schemes import Scheme, convert_tags
-from bertsmith.training.finetuning.task import BestOnDev
 
-from ....finetuning.tagged import OTHERS, PEOPLE, PLACES, columns
-from ....tiny import bertsmith, write_model
+from ....tiny import bertsmith, cli, refused, write, write_model
+from ..tagged import OTHERS, PEOPLE, PLACES, columns
+from .files import lines, read_rows, squad, table
 
 # --- toys that a toy model learns in a second or two -------------------------------------------
 
@@ -35,33 +31,25 @@ FILLERS, CITIES = [f"w{letter}" for letter in "abcdefgh"], ["rome", "oslo", "bon
 SPOKEN = ("today there was again tomorrow is some where", *WEATHER, *FOOD, *FILLERS, *CITIES)
 
 
-def write_table(path: Path, header: tuple[str, ...], rows: list) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-
-
-def write_lines(path: Path, rows: list) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def words_of_worth(path: Path, draw: np.random.Generator, count: int, label: Callable) -> None:
+    """The label is told by one word."""
+    found = draw.choice([*WORTH], count)
+    rows = [(f"today there was {word} again", label(word)) for word in found]
+    table(path, ("text", "label"), rows)
 
 
 def weather_or_food(path: Path, draw: np.random.Generator, count: int) -> None:
-    found = draw.choice([*WORTH], count)
-    rows = [(f"today there was {w} again", "weather" if w in WEATHER else "food") for w in found]
-    write_table(path, ("text", "label"), rows)
+    words_of_worth(path, draw, count, lambda word: "weather" if word in WEATHER else "food")
 
 
 def worth(path: Path, draw: np.random.Generator, count: int) -> None:
-    """The score is what one word is worth."""
-    found = draw.choice([*WORTH], count)
-    write_table(path, ("text", "label"), [(f"today there was {w} again", WORTH[w]) for w in found])
+    words_of_worth(path, draw, count, WORTH.__getitem__)
 
 
 def sets_of_labels(path: Path, draw: np.random.Generator, count: int) -> None:
     """Snow is weather, soup food, rain and bread both; wind and fish are none."""
     names = {"snow": "weather", "soup": "food"} | dict.fromkeys(("rain", "bread"), "weather;food")
-    found = draw.choice([*WORTH], count)
-    rows = [(f"today there was {word} again", names.get(word, "")) for word in found]
-    write_table(path, ("text", "label"), rows)
+    words_of_worth(path, draw, count, lambda word: names.get(word, ""))
 
 
 def forecasts(path: Path, draw: np.random.Generator, count: int) -> None:
@@ -71,22 +59,19 @@ def forecasts(path: Path, draw: np.random.Generator, count: int) -> None:
         words = [draw.choice(WEATHER if k == right else FOOD) for k in range(3)]
         options = [f"some {word} again" for word in words]
         rows.append({"text": "tomorrow there is", "options": options, "label": right})
-    write_lines(path, rows)
+    lines(path, rows)
 
 
 def cities(path: Path, draw: np.random.Generator, count: int) -> None:
     """The answer is the one city of the context; three of ten contexts have none."""
-    paragraphs = []
-    for k in range(count):
-        words = draw.choice(FILLERS, draw.integers(3, 30)).tolist()
-        question: dict[str, Any] = {"id": f"q{k}", "question": "where", "answers": []}
+    rows = []
+    for _ in range(count):
+        words, city = draw.choice(FILLERS, draw.integers(3, 30)).tolist(), None
         if draw.random() >= 0.3:
             city = str(draw.choice(CITIES))
             words.insert(draw.integers(len(words)), city)
-            question["answers"] = [{"text": city, "answer_start": " ".join(words).index(city)}]
-        question["is_impossible"] = not question["answers"]
-        paragraphs.append({"context": " ".join(words), "qas": [question]})
-    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+        rows.append(("where", " ".join(words), city))
+    squad(path, rows, version=2)
 
 
 def names_in(scheme: Scheme) -> Callable[[Path, np.random.Generator, int], None]:
@@ -115,10 +100,8 @@ class Toy:
 
 def regress_by_hand(run: Path, result: dict[str, Any], data: Path) -> None:
     """The figures again, out of the written file."""
-    with (data / "out.csv").open(newline="") as file:
-        scores = np.array([float(row["predicted_label"]) for row in csv.DictReader(file)])
-    with (data / "dev.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    scores = np.array([float(row["predicted_label"]) for row in read_rows(data / "out.csv")])
+    rows = read_rows(data / "dev.csv")
     truth, metrics = np.array([float(row["label"]) for row in rows]), result["metrics"]
     assert np.corrcoef(scores, truth)[0, 1] == pytest.approx(metrics["pearson"], rel=1e-5)
     ranks = np.corrcoef(rankdata(scores), rankdata(truth))[0, 1]
@@ -132,36 +115,34 @@ def regress_by_hand(run: Path, result: dict[str, Any], data: Path) -> None:
 def other_numbers_of_options(run: Path, result: dict[str, Any], data: Path) -> None:
     assert "confusion" not in result  # the options of two rows have nothing in common
     new = [["some fish again", "some wind again"], ["some rain again", "some soup again"]]
-    rows = [{"text": "tomorrow there is", "options": options} for options in new]
-    write_lines(data / "two.jsonl", rows)
-    bertsmith("predict", run, data / "two.jsonl", "--out", data / "two.out.jsonl")
-    lines = [json.loads(line) for line in (data / "two.out.jsonl").read_text().splitlines()]
-    found = [(line["label"], line["option"]) for line in lines]
+    two = lines(data / "two.jsonl", [{"text": "tomorrow there is", "options": o} for o in new])
+    bertsmith("predict", run, two, "--out", data / "two.out.jsonl")
+    rows = read_rows(data / "two.out.jsonl")
+    found = [(row["label"], row["option"]) for row in rows]
     assert found == [(1, "some wind again"), (0, "some rain again")]
-    assert all(0.5 < line["probability"] < 1 for line in lines)
+    assert all(0.5 < row["probability"] < 1 for row in rows)
 
 
 def tags_of_running_text(run: Path, result: dict[str, Any], data: Path) -> None:
     stored = json.loads((run / "config.json").read_text())["bertsmith"]
     assert stored["max_length"] == 64  # all that this model can read
-    text = data / "new.txt"
-    text.write_text("today ann rossi sees rome\n")
+    text = write(data / "new.txt", "today ann rossi sees rome\n")
     bertsmith("predict", run, text, "--out", data / "new.conll")
     wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
     assert (data / "new.conll").read_text() == wanted
     line = "  today ann rossi sees 'rome'"
     text.write_text(f"{line}\n\n")
     bertsmith("predict", run, text, "--out", data / "new.jsonl")
-    first, last = map(json.loads, (data / "new.jsonl").read_text().splitlines())
+    first, last = read_rows(data / "new.jsonl")
     assert next(iter(first.items())) == ("text", line)  # which start and end count in
     assert first["tokens"] == ["today", "ann", "rossi", "sees", "'", "rome", "'"]
     found = {(e["text"], e["start"], e["end"], e["label"]) for e in first["entities"]}
     assert found >= {("ann rossi", 8, 17, "PER"), ("rome", 24, 28, "LOC")}
     assert line[24:28] == "rome" and (last["text"], last["entities"]) == ("", [])
     # words that the file parts stay as they are
-    write_lines(data / "rows.jsonl", [{"tokens": ["rome,", "ann"]}])
-    bertsmith("predict", run, data / "rows.jsonl", "--out", data / "rows.out.jsonl")
-    row = json.loads((data / "rows.out.jsonl").read_text())
+    tokens = lines(data / "rows.jsonl", [{"tokens": ["rome,", "ann"]}])
+    bertsmith("predict", run, tokens, "--out", data / "rows.out.jsonl")
+    (row,) = read_rows(data / "rows.out.jsonl")
     assert row["tokens"] == ["rome,", "ann"] and not {"entities", "text"} & row.keys()
 
 
@@ -196,8 +177,7 @@ TOYS = {
     ),
     "tag-IOB1": Toy(
         "ner", names_in("IOB1"), ".conll", (60, 15), ("--epochs", 6, "--batch-size", 2),
-        TAGS, CONLL,
-        tags_of_running_text,
+        TAGS, CONLL, tags_of_running_text,
     ),
     "tag-BIOES": Toy(
         "ner", names_in("BIOES"), ".conll", (60, 15), ("--epochs", 6, "--batch-size", 2),
@@ -221,13 +201,8 @@ def read_answers(path: Path, records: list[dict[str, Any]]) -> list[Any]:
         sentences = path.read_text().removesuffix("\n\n").split("\n\n")
         rows = [part for part in sentences if not part.startswith("-DOCSTART-")]
         return [[line.split()[-1] for line in part.split("\n")] for part in rows]
-    if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    else:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t"))
     names = ("predicted_label", "tags")
-    cells = [next(row[name] for name in names if name in row) for row in rows]
+    cells = [next(row[name] for name in names if name in row) for row in read_rows(path)]
     first = records[0]["predicted"]
     if isinstance(first, float):
         return [pytest.approx(float(cell), abs=1e-4) for cell in cells]
@@ -237,7 +212,7 @@ def read_answers(path: Path, records: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("toy_name", TOYS)
-def test_a_task_type_keeps_its_contract(toy_model, tmp_path, capsys, monkeypatch, toy_name):
+def test_a_task_type_keeps_its_contract(toy_model, tmp_path, stop_at_evaluation, toy_name):
     toy, kind = TOYS[toy_name], toy_name.partition("-")[0]
     for seed, (split, count) in enumerate(zip(("train", "dev"), toy.sizes, strict=True), start=1):
         toy.write(tmp_path / f"{split}{toy.suffix}", np.random.default_rng(seed), count)
@@ -272,9 +247,8 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, capsys, monkeypatch
     assert of.name == kind and list(model_task.label_names) == result["labels"]
     data = of.read(dev, model_task.task, model_task.label_names)
     assert evaluate_on(predictor, data)["metrics"] == pytest.approx(metrics, rel=1e-5)
-    capsys.readouterr()
-    bertsmith("evaluate", run, "--data", dev, "--json")
-    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(metrics, rel=1e-5)
+    printed = bertsmith("evaluate", run, "--data", dev, "--json")
+    assert json.loads(printed)["metrics"] == pytest.approx(metrics, rel=1e-5)
 
     # answered: the same as in training, in every format
     answers = [record["predicted"] for record in records]
@@ -289,51 +263,26 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, capsys, monkeypatch
     toy.more(run, result, tmp_path)
 
     # submitted: to GLUE's server, which knows none of these
-    capsys.readouterr()
-    upload = [str(word) for word in ("predict", run, dev, "--out", tmp_path / "up", "--submission")]
-    assert main(upload) == 2 and f"no submission for task {toy.task}" in capsys.readouterr().err
+    upload = refused("predict", run, dev, "--out", tmp_path / "up", "--submission")
+    assert f"no submission for task {toy.task}" in upload
 
     # stopped and resumed, as if it had not been
-    with monkeypatch.context() as patched:
-        stop_at_evaluation(patched, 2)
-        assert main([str(word) for word in (*words, "--out", tmp_path / "again")]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    stop_at_evaluation(2)
+    stopped = cli(*words, "--out", tmp_path / "again")
+    assert stopped.code == 130 and "the same command goes on" in stopped.err
     assert not (tmp_path / "again" / "result.json").exists()
-    bertsmith(*words, "--out", tmp_path / "again")
-    assert "going on with the run that was stopped" in capsys.readouterr().err
+    again = cli(*words, "--out", tmp_path / "again")
+    assert again.code == 0 and "going on with the run that was stopped" in again.err
     assert json.loads((tmp_path / "again" / "result.json").read_text()) == result
     weights = [load_file(folder / "model.safetensors") for folder in (run, tmp_path / "again")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
 
-def stop_at_evaluation(monkeypatch, evaluation):
-    """SIGTERM at that evaluation."""
-    measure, left = BestOnDev.__call__, [evaluation]
-
-    def call(self):
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return measure(self)
-
-    monkeypatch.setattr(BestOnDev, "__call__", call)
-
-
 # --- every kind of file that `finetune TASK` documents: trained, measured, measured again ------
 
 WORDS = ["ann", "bob", "sees", "rome", "oslo", "in", "the", "rain"]
-FLAGS = (
-    "--epochs",
-    1,
-    "--batch-size",
-    4,
-    "--max-retries",
-    0,
-    "--precision",
-    "float32",
-    "--threads",
-    1,
-)
+FLAGS = ("--epochs", 1, "--batch-size", 4, "--max-retries", 0)
+FLAGS += ("--precision", "float32", "--threads", 1)
 TRAIN, DEV = 12, 7
 
 
@@ -342,49 +291,25 @@ def sentence(number: int) -> str:
     return " ".join(WORDS[number // 8**k % 8] for k in range(3)) + f" {WORDS[number % 7]}"
 
 
-def table(path, header, rows):
-    """A .csv or .tsv; no header where that is ()."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t")
-        writer.writerows([header, *rows] if header else rows)
+def of_squad(path, numbers):
+    """In a file of version 2 every third question has no answer."""
+    version = 2 if "v2" in path.name else 1
+    answers = [None if version == 2 and k % 3 == 0 else WORDS[k % 8] for k in numbers]
+    asked = zip(numbers, answers, strict=True)
+    squad(path, [("where", f"{sentence(k)} oslo", answer) for k, answer in asked], version)
 
 
-def lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def squad(path, numbers):
-    """SQuAD's JSON; in a file of version 2 every third question has no answer."""
-    paragraphs = []
-    for k in numbers:
-        context, answer = f"{sentence(k)} oslo", [{"text": WORDS[k % 8], "answer_start": 0}]
-        question = {"id": f"q{k}", "question": "where", "answers": answer}
-        if "v2" in path.name and k % 3 == 0:
-            question |= {"answers": [], "is_impossible": True}
-        paragraphs.append({"context": context, "qas": [question]})
-    path.write_text(json.dumps({"version": "x", "data": [{"paragraphs": paragraphs}]}))
+def options_of(number):
+    return [sentence(4 * number + j) for j in range(4)]
 
 
 def swag(path, numbers):
     header = ["", "sent1", "sent2", *(f"ending{j}" for j in range(4)), "label"]
-    rows = [
-        [k, sentence(k), "Ann", *(sentence(4 * k + j) for j in range(4)), k % 4] for k in numbers
-    ]
-    table(path, header, rows)
+    table(path, header, [[k, sentence(k), "Ann", *options_of(k), k % 4] for k in numbers])
 
 
 def hellaswag(path, numbers):
-    options = {k: [sentence(4 * k + j) for j in range(4)] for k in numbers}
-    lines(path, [{"ctx": sentence(k), "endings": options[k], "label": k % 4} for k in numbers])
-
-
-def codah(path, numbers):
-    table(path, (), [["i", sentence(k), *WORDS[:4], k % 4] for k in numbers])
-
-
-def stsb(path, numbers):
-    rows = [[k, sentence(k), sentence(k + 1), k % 6 / 1.2] for k in numbers]
-    table(path, ["index", "sentence1", "sentence2", "score"], rows)
+    lines(path, [{"ctx": sentence(k), "endings": options_of(k), "label": k % 4} for k in numbers])
 
 
 def mnli(path, numbers):
@@ -393,51 +318,37 @@ def mnli(path, numbers):
     table(path, ["index", "sentence1", "sentence2", "gold_label"], rows)
 
 
-def prices(path, numbers):
-    table(path, ["thing", "price"], [[sentence(k), 0.5 * k] for k in numbers])
-
-
-def films(path, numbers):
-    genres = ["comedy;crime", "crime", "", "comedy"]
-    table(path, ["plot", "genres"], [[sentence(k), genres[k % 4]] for k in numbers])
-
-
-def quiz(path, numbers):
-    rows = [[sentence(k), "ann", "bob", "ab"[k % 2]] for k in numbers]
-    table(path, ["ask", "a", "b", "right"], rows)
-
-
-def manual(path, numbers):
-    rows = [["where", f"{sentence(k)} oslo", WORDS[k % 8]] for k in numbers]
-    table(path, ["question", "passage", "found"], rows)
-
-
 def entities(path, numbers):
-    rows = [{"words": sentence(k).split(), "kinds": ["B-PER", "O", "O", "O"]} for k in numbers]
-    lines(path, rows)
+    kinds = ["B-PER", "O", "O", "O"]
+    lines(path, [{"words": sentence(k).split(), "kinds": kinds} for k in numbers])
 
 
+def of_rows(header, row):
+    """What writes a table of a row for each number."""
+    return lambda path, numbers: table(path, header.split(), [row(k) for k in numbers])
+
+
+codah = of_rows("", lambda k: ["i", sentence(k), *WORDS[:4], k % 4])
+stsb = of_rows(
+    "index sentence1 sentence2 score", lambda k: [k, sentence(k), sentence(k + 1), k % 6 / 1.2]
+)
+prices = of_rows("thing price", lambda k: [sentence(k), 0.5 * k])
+films = of_rows(
+    "plot genres", lambda k: [sentence(k), ["comedy;crime", "crime", "", "comedy"][k % 4]]
+)
+quiz = of_rows("ask a b right", lambda k: [sentence(k), "ann", "bob", "ab"[k % 2]])
+manual = of_rows("question passage found", lambda k: ["where", f"{sentence(k)} oslo", WORDS[k % 8]])
 PRICES = ("--text", "thing", "--label", "price")
 PLOTS = ("--text", "plot", "--label", "genres", "--separator", ";")
 QUIZ = ("--text", "ask", "--label", "right", "--options", "a", "b")
 MANUAL = ("--text-pair", "passage", "--label", "found", "--text", "question")
 ENTITIES = ("--text", "words", "--label", "kinds")
+SQUAD1, SQUAD2 = ("train-v1.1.json", "dev-v1.1.json"), ("train-v2.0.json", "dev-v2.0.json")
+LENGTH = ("--max-question-length", 8)
 # task, its main metric, what writes a file of it, names of the training and dev files, flags
 ROWS = [
-    (
-        "squad1",
-        "answer_f1",
-        squad,
-        ("train-v1.1.json", "dev-v1.1.json"),
-        ("--max-question-length", 8),
-    ),
-    (
-        "squad2",
-        "answer_f1",
-        squad,
-        ("train-v2.0.json", "dev-v2.0.json"),
-        ("--max-question-length", 8),
-    ),
+    ("squad1", "answer_f1", of_squad, SQUAD1, LENGTH),
+    ("squad2", "answer_f1", of_squad, SQUAD2, LENGTH),
     ("swag", "accuracy", swag, ("train.csv", "val.csv"), ()),
     ("hellaswag", "accuracy", hellaswag, ("hellaswag_train.jsonl", "hellaswag_val.jsonl"), ()),
     ("codah", "accuracy", codah, ("codah.tsv", "dev.tsv"), ()),
@@ -457,10 +368,9 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_task_by_the_command(model, tmp_path, capsys, row):
+def test_a_task_by_the_command(model, tmp_path, row):
     task, metric, write, names, flags = row
     data, run = tmp_path / "data", tmp_path / "run"
-    data.mkdir()
     for number, name in enumerate(names):
         first = number * TRAIN
         write(data / name, range(first, first + (DEV if number else TRAIN)))
@@ -468,10 +378,8 @@ def test_a_task_by_the_command(model, tmp_path, capsys, row):
     result = json.loads((run / "result.json").read_text())
     assert result["main_metric"] == metric == next(iter(result["metrics"]))
     assert (result["train_examples"], result["dev_examples"]) == (TRAIN, DEV)
-    capsys.readouterr()
 
-    bertsmith("evaluate", run, "--data", data, "--json")
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(bertsmith("evaluate", run, "--data", data, "--json"))
     assert again["examples"] == DEV
     figures = {}
     for split, metrics in again.get("splits", {"dev": again["metrics"]}).items():
@@ -482,9 +390,7 @@ def test_a_task_by_the_command(model, tmp_path, capsys, row):
     page = (run / "report.html").read_text(encoding="utf-8")
     assert shown_metric(metric, result["metrics"][metric]) in page
     assert "SHA-256 of the data" in page
-    capsys.readouterr()
-    bertsmith("compare", run, run, "--resamples", 100, "--json")
-    compared = json.loads(capsys.readouterr().out)
+    compared = json.loads(bertsmith("compare", run, run, "--resamples", 100, "--json"))
     assert compared["examples"] == compared["equal"] > 0
     # of the scores that dev_scores.json keeps, which have five decimals
     again = compared["metrics"][metric]["first"]

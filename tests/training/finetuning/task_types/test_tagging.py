@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import BareModel, load_model
-from bertsmith.cli.main import main
 from bertsmith.model import lstm as tagger
 from bertsmith.model.heads import TokenClassifier
 from bertsmith.model.lstm import FrozenTagger
@@ -23,7 +22,8 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, 
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.trainer import InitialModel
 
-from ....finetuning.tagged import columns, write_corpus, write_model
+from ....tiny import bertsmith, refused, write
+from ..tagged import columns, write_corpus, write_model
 
 KIND, NER = Tag(), find_task("ner")
 NAMES = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -36,16 +36,26 @@ def model_folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return Tokenizer.from_pretrained(model_folder)
+
+
 def read(tmp_path, text, name="train.conll", **settings):
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return KIND.read(path, NER, **settings)
+    return KIND.read(write(tmp_path / name, text), NER, **settings)
 
 
-def test_answers_metrics_and_records(tmp_path, model_folder):
+def read_input(path, content, model_task=PURPOSE):
+    return KIND.read_input(str(write(path, content)), model_task)
+
+
+def tagged(*tags):
+    return Tagged(list(tags), np.ones(len(tags), np.float32))
+
+
+def test_answers_metrics_and_records(tmp_path, tokenizer):
     data = read(tmp_path, LINES)
     assert KIND.label_names(data) == NAMES and KIND.num_outputs(NAMES) == 5
-    tokenizer = Tokenizer.from_pretrained(model_folder)
     features = KIND.featurize(tokenizer, data, PURPOSE.encoding, NAMES)
     outputs = np.zeros((len(features.ids), 5), np.float32)
     # right but for Rome, which is taken for a person
@@ -72,33 +82,31 @@ def test_answers_metrics_and_records(tmp_path, model_folder):
     json.dumps(records)
 
 
-def test_the_loss_is_over_labelled_tokens(tmp_path, model_folder):
-    data = read(tmp_path, LINES)
-    tokenizer = Tokenizer.from_pretrained(model_folder)
-    features = KIND.featurize(tokenizer, data, PURPOSE.encoding, NAMES)
+def test_the_loss_is_over_labelled_tokens(tmp_path, tokenizer):
+    features = KIND.featurize(tokenizer, read(tmp_path, LINES), PURPOSE.encoding, NAMES)
     batch = features.batch(np.array([0, 2]), 0)
     assert KIND.num_labelled(batch["labels"]) == 5
     tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
     logits = torch.randn(*batch["ids"].shape, 5, generator=torch.Generator().manual_seed(1))
+    flat = logits.flatten(0, 1), tensors["labels"].flatten()
+
+    def wanted(weights=None):
+        return torch.nn.functional.cross_entropy(
+            *flat, weights, ignore_index=IGNORED, reduction="sum"
+        )
+
     loss, right = KIND.loss(logits, tensors, Objective())
-    wanted = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), tensors["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(loss, wanted())
     assert right == ((logits.argmax(2) == tensors["labels"]).sum())
     weights = torch.from_numpy(balanced_weights(features.labels[features.labels >= 0], 5))
     loss, _ = KIND.loss(logits, tensors, Objective(class_weights=weights))
-    wanted = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), tensors["labels"].flatten(), weights, reduction="sum"
-    )
-    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(loss, wanted(weights))
 
 
 def test_a_constant_answer_is_seen(tmp_path):
-    data = read(tmp_path, LINES)
-    all_out = Tagged(["O"] * 6, np.ones(6, np.float32))
+    data, all_out = read(tmp_path, LINES), tagged(*"OOOOOO")
     assert KIND.constant_prediction(all_out, data) == "O"
-    assert KIND.constant_prediction(Tagged(data.tags, np.ones(6, np.float32)), data) is None
+    assert KIND.constant_prediction(tagged(*data.tags), data) is None
     nothing = replace(data, tags=["O"] * 6)
     assert KIND.constant_prediction(all_out, nothing) is None
     assert KIND.undefined(all_out, data, PURPOSE) == {}
@@ -108,50 +116,53 @@ def test_a_constant_answer_is_seen(tmp_path):
 
 
 def test_plain_tags(tmp_path):
-    data = read(tmp_path, "Ann NNP\nsings VBZ\n\nYes UH\n")
+    lines = "Ann NNP\nsings VBZ\n\nYes UH\n"
+    data = read(tmp_path, lines)
     names = KIND.label_names(data)
     assert names == ("NNP", "UH", "VBZ")
     # a file without a tag that says so is plain too, since training was
     assert read(tmp_path, "Ann NNP\n", "dev.conll", label_names=names).scheme == "plain"
     model_task = replace(PURPOSE, label_names=names)
-    assert KIND.read_input(str(tmp_path / "train.conll"), model_task).scheme == "plain"
-    right = Tagged(data.tags, np.ones(3, np.float32))
-    assert KIND.measure(right, data, model_task)["entity_f1"] == 1.0
+    assert read_input(tmp_path / "new.conll", lines, model_task).scheme == "plain"
+    assert KIND.measure(tagged(*data.tags), data, model_task)["entity_f1"] == 1.0
 
 
-def test_what_predict_reads(tmp_path, standard_input):
-    def words(name, text):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return KIND.read_input(str(tmp_path / name), PURPOSE).words
+@pytest.mark.parametrize(
+    ("name", "content", "words", "sentences"),
+    [
+        ("a.txt", "Ann sees Rome\n\nBob\n", ["Ann", "sees", "Rome", "Bob"], 2),
+        ("a.txt", "Ann, she sees Rome.", ["Ann", ",", "she", "sees", "Rome", "."], 1),
+        ("a.txt", LINES, ["Ann", "sees", "Rome", "Bob", "the", "house"], 3),
+        ("a.conll", "Ann\nsees\n\nBob\n", ["Ann", "sees", "Bob"], 2),
+        ("a.jsonl", '{"tokens": ["Ann", "New York"]}\n', ["Ann", "New York"], 1),
+        ("a.txt.gz", gzip.compress(b"Ann sees\n\nBob\n"), ["Ann", "sees", "Bob"], 2),
+        ("a.TXT.xz", lzma.compress(b"Ann O\n\nBob O\n"), ["Ann", "Bob"], 2),
+    ],
+)
+def test_what_predict_reads(tmp_path, name, content, words, sentences):
+    data = read_input(tmp_path / name, content)
+    assert data.words == words and len(data) == sentences
 
-    assert words("a.txt", "Ann sees Rome\n\nBob\n") == ["Ann", "sees", "Rome", "Bob"]
-    assert words("a.txt", "Ann, she sees Rome.") == ["Ann", ",", "she", "sees", "Rome", "."]
-    assert words("b.txt", LINES) == ["Ann", "sees", "Rome", "Bob", "the", "house"]
-    assert words("c.conll", "Ann\nsees\n\nBob\n") == ["Ann", "sees", "Bob"]
-    assert words("d.jsonl", '{"tokens": ["Ann", "New York"]}\n') == ["Ann", "New York"]
-    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"Ann sees Rome\n\nBob\n"))
-    data = KIND.read_input(str(tmp_path / "e.txt.gz"), PURPOSE)
-    assert data.words == ["Ann", "sees", "Rome", "Bob"] and len(data) == 2
-    (tmp_path / "f.TXT.xz").write_bytes(lzma.compress(LINES.encode()))
-    assert len(KIND.read_input(str(tmp_path / "f.TXT.xz"), PURPOSE).words) == 6
-    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for --text"):
-        words("g.csv", "text\nAnn sees Rome\n")
+
+def test_predict_reads_standard_input_and_no_other_columns(tmp_path, standard_input):
     standard_input(b"Ann sees\nRome\n")
     data = KIND.read_input("-", PURPOSE)
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
+    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for --text"):
+        read_input(tmp_path / "g.csv", "text\nAnn sees Rome\n")
 
 
 def test_entities_that_differ_in_case_only(tmp_path, capsys):
-    path = write(tmp_path / "train.conll", "Ann B-PER\nsees O\n\nRome B-per\n")
-    data = KIND.read(path, PURPOSE.task)
+    lines = "Ann B-PER\nsees O\n\nRome B-per\n"
+    data = read(tmp_path, lines)
     said = "labels that differ in case only are taken as different: B-PER, B-per"
-    assert f"warning: {path}: {said}" in capsys.readouterr().err
-    KIND.read(path, PURPOSE.task, KIND.label_names(data))
+    assert f"warning: {tmp_path / 'train.conll'}: {said}" in capsys.readouterr().err
+    read(tmp_path, lines, label_names=KIND.label_names(data))
     assert "warning" not in capsys.readouterr().err
 
 
 def test_what_predict_writes(tmp_path):
-    data = KIND.read_input(str(write(tmp_path / "a.txt", "Ann sees Rome\nBob\n")), PURPOSE)
+    data = read_input(tmp_path / "a.txt", "Ann sees Rome\nBob\n")
     answers = Tagged(["B-PER", "O", "B-LOC", "B-PER"], np.array([1, 0.5, 0.25, 1], np.float32))
     for name in ("a.conll", "b.jsonl", "c.txt"):
         KIND.check_output(data, tmp_path / name, PURPOSE)
@@ -161,11 +172,6 @@ def test_what_predict_writes(tmp_path):
     assert first["tags"] == ["B-PER", "O", "B-LOC"] and first["probabilities"] == [1, 0.5, 0.25]
     with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end --out in"):
         KIND.check_output(data, tmp_path / "out.csv", PURPOSE)
-
-
-def write(path, text):
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -182,12 +188,10 @@ def test_bad_files_are_refused(tmp_path, text, names, message):
         read(tmp_path, text, label_names=names)
 
 
-def test_a_word_of_600_pieces(tmp_path, model_folder):
-    tokenizer = Tokenizer.from_pretrained(model_folder)
-    encoding = EncodingSettings(max_length=256)
+def test_a_word_of_600_pieces(tmp_path, tokenizer):
     data = read(tmp_path, f"a O\n{'.' * 600} B-X\n")
     with pytest.raises(ValueError, match=r"train\.conll:2: the word '\.{20}\.\.\.' has 600 pieces"):
-        KIND.featurize(tokenizer, data, encoding, ("O", "B-X", "I-X"))
+        KIND.featurize(tokenizer, data, EncodingSettings(max_length=256), ("O", "B-X", "I-X"))
 
 
 def test_metrics_are_checked_by_name():
@@ -199,89 +203,59 @@ def test_metrics_are_checked_by_name():
     assert own_task("tag", "tokens", None, "tags").metrics == NER.metrics
 
 
-def test_a_frozen_model_by_commands(tmp_path, model_folder, capsys, monkeypatch):
+def test_a_frozen_model_by_commands(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(tagger, "HIDDEN_SIZE", 32)  # for speed
     data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
-    train = [
-        "finetune",
-        "ner",
-        "--freeze-encoder",
-        "--model",
-        str(model_folder),
-        "--data",
-        str(data),
-    ]
-    settings = ["--epochs", "12", "--batch-size", "2", "--learning-rate", "1e-2", "--threads", "1"]
-    assert main([*train, "--out", str(out), *settings, "--precision", "float32"]) == 0
-    capsys.readouterr()
+    words = ("--freeze-encoder", "--model", model_folder, "--data", data, "--out", out)
+    settings = ("--epochs", 12, "--batch-size", 2, "--learning-rate", 1e-2, "--threads", 1)
+    bertsmith("finetune", "ner", *words, *settings, "--precision", "float32")
     before, after = (load_model(folder, BareModel).model for folder in (model_folder, out))
     for name, weight in before.encoder.state_dict().items():
         assert torch.equal(weight, after.encoder.state_dict()[name]), name
-    assert main(["evaluate", str(out), "--data", str(data), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"]["entity_f1"] > 0.9
+    found = json.loads(bertsmith("evaluate", out, "--data", data, "--json"))
+    assert found["metrics"]["entity_f1"] > 0.9
     text = write(tmp_path / "new.txt", "today ann rossi sees rome\n")
-    assert main(["predict", str(out), str(text), "--out", str(tmp_path / "new.conll")]) == 0
+    bertsmith("predict", out, text, "--out", tmp_path / "new.conll")
     wanted = "today O\nann B-PER\nrossi I-PER\nsees O\nrome B-LOC\n\n"
     assert (tmp_path / "new.conll").read_text() == wanted
     # its encoder is the start of a plain tagger like any other, with a head of its own
     start, options = InitialModel(out), FinetuneSettings()
     model = start.model(TokenClassifier, 5, options, 1, NAMES)
-    assert (
-        torch.equal(model.encoder.layers[0].qkv.weight, before.encoder.layers[0].qkv.weight)
-        and model.classifier.in_features == 64
-    )
+    assert torch.equal(model.encoder.layers[0].qkv.weight, before.encoder.layers[0].qkv.weight)
+    assert model.classifier.in_features == 64
     assert start.model(FrozenTagger, 5, options, 1, NAMES).classifier.in_features == 64
 
 
+NO_DOCUMENTS = "--tokens-per-window 20: without effect: no -DOCSTART- line says"
+NO_CONTEXT = "--tokens-per-window: without effect with --no-document-conte"
+FROZEN, WINDOWS = "finetune ner --freeze-encoder", "--tokens-per-window 20"
+NO_DROPOUT = "--attention-dropout: without effect with --freeze-encoder"
+CLASSIFY = "--freeze-encoder: without effect on a task of kind 'classify'"
+TRIALS = "freeze_encoder is the same in every trial"
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("command", "message"),
     [
-        (["ner", "--reinit-layers", "1"], "layers do not learn: leave --reinit-layers and"),
-        (["ner", "--layer-decay", "0.9"], "layers do not learn"),
-        (
-            ["ner", "--attention-dropout", "0"],
-            "--attention-dropout: without effect with --freeze-encoder",
-        ),
-        (["sst2"], "--freeze-encoder: without effect on a task of kind 'classify'"),
-        (
-            ["ner", "--sweep", "freeze_encoder=true|false"],
-            "freeze_encoder is the same in every trial",
-        ),
+        (f"{FROZEN} --reinit-layers 1", "layers do not learn: leave --reinit-layers and"),
+        (f"{FROZEN} --layer-decay 0.9", "layers do not learn"),
+        (f"{FROZEN} --attention-dropout 0", NO_DROPOUT),
+        ("finetune sst2 --freeze-encoder", CLASSIFY),
+        (f"{FROZEN} --sweep freeze_encoder=true|false", TRIALS),
+        (f"finetune ner {WINDOWS}", NO_DOCUMENTS),
+        (f"finetune ner {WINDOWS} --no-document-context", NO_CONTEXT),
+        (f"features ner {WINDOWS}", NO_DOCUMENTS),
+        (f"features ner {WINDOWS} --no-document-context", NO_CONTEXT),
     ],
 )
-def test_what_does_not_go_with_frozen(tmp_path, model_folder, capsys, flags, message):
-    task, *more = flags
-    words = [
-        "finetune",
-        task,
-        "--freeze-encoder",
-        "--model",
-        str(model_folder),
-        "--data",
-        str(tmp_path),
-    ]
-    assert main([*words, "--out", str(tmp_path / "run"), *more]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_sentences_that_cannot_be_tagged_together(tmp_path, model_folder, capsys):
+def test_flags_without_effect_are_refused(tmp_path, model_folder, command, message):
     data = write(tmp_path / "train.conll", "Ann I-PER\n\nRome I-LOC\n\nsees O\n")
-    out, words = tmp_path / "run", ["--model", str(model_folder), "--tokens-per-window", "20"]
-    for command in (["finetune", "ner"], ["features", "ner"]):
-        for flags, message in (
-            ([], "--tokens-per-window 20: without effect: no -DOCSTART- line says"),
-            (
-                ["--no-document-context"],
-                "--tokens-per-window: without effect with --no-document-conte",
-            ),
-        ):
-            assert main([*command, *words, "--data", str(data), "--out", str(out), *flags]) == 2
-            assert message in capsys.readouterr().err.splitlines()[-1]
+    out, words = tmp_path / "run", command.split()
+    assert message in refused(*words, "--model", model_folder, "--data", data, "--out", out)
     assert not out.exists()
 
 
-def test_a_made_up_corpus_is_what_it_says(tmp_path):
-    for scheme in ("IOB1", "IOB2", "BIOES"):
-        data = read(tmp_path, columns(40, 1, scheme))
-        assert data.scheme == scheme and data.has_documents
-        assert KIND.label_names(data) == NAMES
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+def test_a_made_up_corpus_is_what_it_says(tmp_path, scheme):
+    data = read(tmp_path, columns(40, 1, scheme))
+    assert data.scheme == scheme and data.has_documents and KIND.label_names(data) == NAMES

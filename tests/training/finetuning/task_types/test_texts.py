@@ -1,6 +1,5 @@
 """One label an example: losses, answers and their scores, files, scores of any scale."""
 
-import csv
 import json
 from dataclasses import replace
 
@@ -24,7 +23,10 @@ from bertsmith.training.finetuning.task_types.texts import (
     MultiLabel,
     Regress,
 )
-from bertsmith.training.finetuning.trainer import InitialModel, Trainer, with_metric
+from bertsmith.training.finetuning.trainer import with_metric
+
+from ....tiny import write
+from .files import read_rows
 
 FIRST, SECOND = (0.123456, 0.876544), (0.5, 0.999999)
 CLASSES = Labelled(np.array([1, 0]), np.array([FIRST, SECOND], np.float32))
@@ -33,120 +35,126 @@ SCORES = Labelled(np.array([3.1, 0.123456], np.float32), None)
 CASES = {
     "classify": (Classify(), CLASSES, [("war", "0.8765"), ("sea", "0.5")], ["probability"]),
     "multilabel": (
-        MultiLabel(),
-        SETS,
-        [("war", "0.1235", "0.8765"), ("sea;war", "0.5", "1.0")],
+        MultiLabel(), SETS, [("war", "0.1235", "0.8765"), ("sea;war", "0.5", "1.0")],
         ["probability_sea", "probability_war"],
     ),
     "regress": (Regress(), SCORES, [("3.1",), ("0.123456",)], []),
-}
+}  # fmt: skip
 
 
-def asked_of(kind, label="genre"):
-    other = {"separator": ";"} if kind == "multilabel" else {}
-    names = () if kind == "regress" else ("sea", "war")
-    return ModelTask(
-        own_task(kind, "plot", None, label, **other), names, EncodingSettings(max_length=16)
-    )
+def asked_of(kind, label="genre", names=("sea", "war"), separator=";"):
+    other = {"separator": separator} if kind == "multilabel" else {}
+    task = own_task(kind, "plot", None, label, **other)
+    return ModelTask(task, () if kind == "regress" else names, EncodingSettings(max_length=16))
 
 
 def written(out, kind, source, label="genre"):
+    """The answers to a table of these rows, as they are written."""
     of, answers = CASES[kind][:2]
-    data = of.read_input(str(source), asked_of(kind, label))
-    of.check_output(data, out, asked_of(kind, label))
-    of.write_answers(out, answers, data, asked_of(kind, label))
-    if out.suffix == ".jsonl":
-        return [json.loads(line) for line in out.read_text().splitlines()]
-    with out.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="," if out.suffix == ".csv" else "\t"))
+    asked = asked_of(kind, label)
+    data = of.read_input(str(write(out.parent / "new.csv", source)), asked)
+    of.check_output(data, out, asked)
+    of.write_answers(out, answers, data, asked)
+    return read_rows(out)
 
 
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_table_of_answers(tmp_path, kind, suffix):
     """The answer is called as training's labels; of several labels each has its probability."""
-    (tmp_path / "new.csv").write_text("plot\na\nb\n")
-    rows = written(tmp_path / f"out{suffix}", kind, tmp_path / "new.csv")
     *_, values, beside = CASES[kind]
+    rows = written(tmp_path / f"out{suffix}", kind, ["plot", "a", "b"])
     assert list(rows[0]) == ["plot", "genre", *beside]
     assert [tuple(row.values())[1:] for row in rows] == values
 
-    (tmp_path / "old.csv").write_text("plot,genre\na,x\nb,y\n")
-    rows = written(tmp_path / f"out{suffix}", kind, tmp_path / "old.csv")
+    rows = written(tmp_path / f"out{suffix}", kind, ["plot,genre", "a,x", "b,y"])
     assert list(rows[0]) == ["plot", "genre", "predicted_genre", *beside]
     assert [row["genre"] for row in rows] == ["x", "y"]
 
 
-def test_lines_of_json(tmp_path):
-    (tmp_path / "new.csv").write_text("plot\na\nb\n")
-    out = tmp_path / "out.jsonl"
-    each = {"sea": 0.1235, "war": 0.8765}
-    first = {"plot": "a", "genre": "war", "probability": 0.8765, "probabilities": each}
-    assert written(out, "classify", tmp_path / "new.csv")[0] == first
-    first = {"plot": "a", "genre": ["war"], "probabilities": each}
-    assert written(out, "multilabel", tmp_path / "new.csv")[0] == first
-    assert written(out, "regress", tmp_path / "new.csv")[0] == {"plot": "a", "genre": 3.1}
+EACH = {"sea": 0.1235, "war": 0.8765}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("classify", {"genre": "war", "probability": 0.8765, "probabilities": EACH}),
+        ("multilabel", {"genre": ["war"], "probabilities": EACH}),
+        ("regress", {"genre": 3.1}),
+    ],
+)
+def test_lines_of_json(tmp_path, kind, first):
+    rows = written(tmp_path / "out.jsonl", kind, ["plot", "a", "b"])
+    assert rows[0] == {"plot": "a", **first}
 
 
 def test_columns_of_one_name(tmp_path):
     """Of the answer itself, and of the input: before the work where there is no way out."""
-    (tmp_path / "new.csv").write_text("plot,probabilities\na,1\nb,2\n")
-    rows = written(tmp_path / "out.csv", "classify", tmp_path / "new.csv", "probability")
+    source = ["plot,probabilities", "a,1", "b,2"]
+    rows = written(tmp_path / "out.csv", "classify", source, "probability")
     assert rows[0]["predicted_probability"] == "war" and rows[0]["probability"] == "0.8765"
-    (tmp_path / "new.csv").write_text("plot,probabilities,predicted_probabilities\na,1,2\n")
-    data = Classify().read_input(str(tmp_path / "new.csv"), asked_of("classify"))
+    new = write(tmp_path / "new.csv", ["plot,probabilities,predicted_probabilities", "a,1,2"])
+    data = Classify().read_input(str(new), asked_of("classify"))
     with pytest.raises(ValueError, match="'probabilities' and 'predicted_probabilities': rename"):
         Classify().check_output(data, tmp_path / "out.jsonl", asked_of("classify"))
     Classify().check_output(data, tmp_path / "out.csv", asked_of("classify"))
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"), [("classify", "label"), ("multilabel", "label"), ("multilabel", "separator")]
+    ("kind", "part"),
+    [
+        ("classify", {"names": ("sea", "war\tfilm")}),
+        ("multilabel", {"names": ("sea", "war\tfilm")}),
+        ("multilabel", {"separator": "\t"}),
+    ],
+    ids=str,
 )
 def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kind, part):
-    (tmp_path / "new.csv").write_text("plot\na\n")
-    asked = replace(asked_of(kind), label_names=("sea", "war\tfilm"))
-    if part == "separator":
-        asked = replace(asked_of(kind), task=replace(asked_of(kind).task, separator="\t"))
-    of = CASES[kind][0]
-    data = of.read_input(str(tmp_path / "new.csv"), asked)
+    of, asked = CASES[kind][0], asked_of(kind, **part)
+    data = of.read_input(str(write(tmp_path / "new.csv", ["plot", "a"])), asked)
     of.check_output(data, tmp_path / "out.csv", asked)
     with pytest.raises(ValueError, match=r"holds a tab .* end --out in \.csv or \.jsonl"):
         of.check_output(data, tmp_path / "out.tsv", asked)
 
 
+# --- scores ------------------------------------------------------------------------------------
+
 REGRESS, NUMBERS = Regress(), own_task("regress", "text", None, "label")
+SCORED = ModelTask(NUMBERS, (), EncodingSettings())
 WORTH = {"rain": 0.0, "snow": 0.2, "wind": 0.4, "bread": 0.6, "soup": 0.8, "fish": 1.0}
 
 
-def worths(count, seed):
+def worths(count, seed, times=1.0, plus=0.0):
     """The score is what one word is worth."""
     words = np.random.default_rng(seed).choice(list(WORTH), count)
     texts = [f"today there was {word} again" for word in words]
-    labels = np.array([WORTH[word] for word in words], np.float32)
+    labels = np.array([WORTH[word] for word in words], np.float32).astype(np.float64)
+    labels = (times * labels + plus).astype(np.float32)
     return Examples(texts, None, labels, (), "made", list(range(1, count + 1)))
 
 
-@pytest.mark.parametrize(("times", "plus"), [(1000.0, 250_000.0), (0.001, 2005.0)])
-def test_scores_of_any_scale_are_learned(model_folder, toy, tmp_path, times, plus):
+def of_worths(toy, settings, scale=(), **changes):
+    return toy.prepare(worths(128, 1, *scale), worths(40, 2, *scale), NUMBERS, settings, **changes)
+
+
+@pytest.mark.parametrize("scale", [(1000.0, 250_000.0), (0.001, 2005.0)])
+def test_scores_of_any_scale_are_learned(toy, tmp_path, scale):
     """Prices far from 0, years close together: what the same scores between 0 and 1 give."""
-    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
-    train, dev = worths(128, 1), worths(40, 2)
-    plain = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
-    train, dev = (
-        replace(part, labels=(times * part.labels.astype(np.float64) + plus).astype(np.float32))
-        for part in (train, dev)
-    )
-    trainer = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
+    settings = replace(toy.still, epochs=12)
+    trainer = of_worths(toy, settings, scale)
     result = train_seeds(trainer, run := tmp_path / "run", settings, [1])
-    metrics = result["metrics"]
+    metrics, dev = result["metrics"], trainer.dev[0].data
     assert result["restarts"] == [] and metrics["pearson"] > 0.95
     # float32 knows numbers around 2005 to 0.0001, a tenth of what they differ by at most
-    alike = plain.run(settings, 1, tmp_path / "plain").evaluation.metrics
+    alike = of_worths(toy, settings).run(settings, 1, tmp_path / "plain").evaluation.metrics
     assert metrics["pearson"] == pytest.approx(alike["pearson"], abs=0.02)
     # the written model gives scores by itself, to transformers too
     assert evaluate_on(load(run), dev)["metrics"] == pytest.approx(metrics)
     assert metrics["mse"] < 0.2 * dev.labels.astype(np.float64).var()
+    # a further fine-tuning begins with the head of the first
+    still = replace(settings, epochs=1, learning_rate=1e-12)
+    again = of_worths(toy, still, scale, model=run).run(still, 1, tmp_path / "again")
+    assert again.evaluation.metrics == pytest.approx(metrics, rel=1e-3)
 
 
 @pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
@@ -155,64 +163,39 @@ def test_records_tell_as_much_as_the_scores(unit):
     labels = (unit * np.array([0.1, 2.000001, 3.25])).astype(np.float32)
     data = Examples(["a", "b", "c"], None, labels, (), "made", [1, 2, 3])
     answers = Labelled(labels[::-1] * np.float32(1.1), None)
-    records = json.loads(
-        json.dumps(REGRESS.to_records(answers, data, ModelTask(NUMBERS, (), EncodingSettings())))
-    )
+    records = json.loads(json.dumps(REGRESS.to_records(answers, data, SCORED)))
     for name, values in (("label", labels), ("predicted", answers.predicted)):
         assert np.array_equal(np.array([r[name] for r in records], np.float32), values)
     assert [records[0]["label"]] == [float(f"{0.1 * unit:.7g}")]  # as it was in the file
 
 
-def test_a_further_fine_tuning_begins_with_the_head_of_the_first(model_folder, toy, tmp_path):
-    settings = replace(toy.settings, epochs=12, dropout=0.0, attention_dropout=0.0)
-    train, dev = (
-        replace(part, labels=100 * part.labels + 500) for part in (worths(128, 1), worths(40, 2))
-    )
-    trainer = Trainer.prepare(InitialModel(model_folder), NUMBERS, train, {"dev": dev}, settings)
-    first = train_seeds(trainer, run := tmp_path / "run", settings, [1])["metrics"]
-    still = replace(settings, epochs=1, learning_rate=1e-12)
-    again = Trainer.prepare(InitialModel(run), NUMBERS, train, {"dev": dev}, still).run(
-        still, 1, tmp_path / "b"
-    )
-    assert again.evaluation.metrics == pytest.approx(first, rel=1e-3)
-
-
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
-    """Its scores differ by rounding alone."""
-    data, model_task = worths(8, 1), ModelTask(NUMBERS, (), EncodingSettings())
-    rows = REGRESS.featurize(Tokenizer.from_pretrained(model_folder), data, model_task.encoding, ())
-    answers = REGRESS.answers(np.full((8, 1), 0.75, np.float32), rows, data, model_task)
+    data, same = worths(8, 1), np.full(8, 0.75, np.float32)
+    rows = REGRESS.featurize(Tokenizer.from_pretrained(model_folder), data, SCORED.encoding, ())
+    answers = REGRESS.answers(same[:, None], rows, data, SCORED)
     assert answers.probabilities is None and answers.predicted.shape == (8,)
-    wavering = answers._replace(predicted=0.75 + 1e-4 * np.arange(8, dtype=np.float32))
-    assert (
-        REGRESS.constant_prediction(answers, data)
-        == REGRESS.constant_prediction(wavering, data)
-        == "0.75"
-    )
-    assert REGRESS.constant_prediction(answers._replace(predicted=data.labels), data) is None
-    assert (
-        REGRESS.constant_prediction(answers, replace(data, labels=np.full(8, 0.75, np.float32)))
-        is None
-    )
-    assert REGRESS.undefined(answers, data, model_task) == {
-        "pearson": "every answer is 0.75",
-        "spearman": "every answer is 0.75",
-    }
-    figures = REGRESS.measure(answers, data, model_task)
-    assert figures == {
-        "pearson": 0.0,
-        "spearman": 0.0,
-        "mse": pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5),
-    }
 
-
-def test_one_score_is_nothing_to_learn(model_folder, toy):
-    one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
-    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
-        Trainer.prepare(
-            InitialModel(model_folder), NUMBERS, one, {"dev": worths(9, 2)}, toy.settings
+    def constant(predicted, labels=data.labels):
+        return REGRESS.constant_prediction(
+            answers._replace(predicted=predicted), replace(data, labels=labels)
         )
 
+    wavering = 0.75 + 1e-4 * np.arange(8, dtype=np.float32)  # by rounding alone
+    assert constant(same) == constant(wavering) == "0.75"
+    assert constant(data.labels) is None and constant(same, labels=same) is None
+    told = dict.fromkeys(["pearson", "spearman"], "every answer is 0.75")
+    assert REGRESS.undefined(answers, data, SCORED) == told
+    mse = pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5)
+    assert REGRESS.measure(answers, data, SCORED) == {"pearson": 0.0, "spearman": 0.0, "mse": mse}
+
+
+def test_one_score_is_nothing_to_learn(toy):
+    one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
+    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
+        toy.prepare(one, worths(9, 2), NUMBERS)
+
+
+# --- choice: the loss --------------------------------------------------------------------------
 
 CHOICE, SWAG = Choice(), find_task("swag")
 LISTS = own_task("choice", "text", None, "label", options=("options",))
@@ -226,9 +209,8 @@ def model_task(task=LISTS, **encoding):
 def examples(*rows):
     """From (context, options, right one)."""
     contexts, options, labels = map(list, zip(*rows, strict=True))
-    return ChoiceExamples(
-        contexts, options, np.array(labels, np.int64), "mem", list(range(1, len(rows) + 1))
-    )
+    lines = list(range(1, len(rows) + 1))
+    return ChoiceExamples(contexts, options, np.array(labels, np.int64), "mem", lines)
 
 
 THREE = examples(
@@ -239,9 +221,6 @@ THREE = examples(
 
 def featurized(data, **encoding):
     return CHOICE.featurize(LETTERS, data, model_task(**encoding).encoding, ())
-
-
-# --- the loss ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_options", [2, 3, 5])
@@ -311,6 +290,9 @@ def test_a_guess_costs_the_logarithm_of_the_options():
 # --- answers and their scores ------------------------------------------------------------------
 
 
+MIXED = ([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])  # 2 0 1 1, where 2 0 2 1 is right
+
+
 def answered(*logits, data=THREE, **encoding):
     """Answers to a row of logits a unit."""
     outputs = np.array(logits, np.float32).reshape(-1, 1)
@@ -318,7 +300,7 @@ def answered(*logits, data=THREE, **encoding):
 
 
 def test_answers_are_the_best_options_and_the_share_of_each():
-    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    found = answered(*MIXED)
     assert found.predicted.tolist() == [2, 0, 1, 1]
     assert found.probabilities[0] == pytest.approx(np.exp([0, 1, 3]) / np.exp([0, 1, 3]).sum())
     np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, rtol=1e-6)
@@ -329,7 +311,7 @@ def test_answers_are_the_best_options_and_the_share_of_each():
 
 
 def test_scores_by_hand():
-    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])  # 2 0 1 1 of 2 0 2 1
+    found = answered(*MIXED)
     assert CHOICE.measure(found, THREE, model_task()) == {"accuracy": 0.75}
     more = replace(model_task(), task=replace(LISTS, metrics=("macro_f1", "accuracy", "matthews")))
     scores = CHOICE.measure(found, THREE, more)
@@ -341,7 +323,7 @@ def test_scores_by_hand():
 
 
 def test_every_metric_on_offer_can_be_measured():
-    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    found = answered(*MIXED)
     with pytest.raises(ValueError, match="metric 'f1' is not for choice: use one of") as error:
         with_metric(LISTS, "f1", CHOICE.label_names(THREE))
     for name in str(error.value).partition("use one of ")[2].split(", "):
@@ -374,7 +356,7 @@ def test_windows_of_a_context_give_one_answer():
 
 
 def test_records_are_what_reports_read():
-    found = answered([0, 1, 3], [2, 0, 0], [0, 5, 1], [0, 0.5, 0])
+    found = answered(*MIXED)
     records = CHOICE.to_records(found, THREE, model_task())
     assert json.loads(json.dumps(records)) == records
     assert [record["label"] for record in records] == ["2", "0", "2", "1"]
@@ -396,59 +378,49 @@ SWAG_ROWS = (
 
 
 def test_what_is_predicted_stands_behind_the_rows(tmp_path):
-    (tmp_path / "new.csv").write_text(SWAG_ROWS)
-    of_swag = model_task(SWAG)
-    data = CHOICE.read_input(str(tmp_path / "new.csv"), of_swag)
+    of_swag, new = model_task(SWAG), write(tmp_path / "new.csv", SWAG_ROWS)
+    data = CHOICE.read_input(str(new), of_swag)
     assert data.labels is None and data.contexts == ['a, "b" c', "b"]
     assert data.options[0] == ["d", "e,\nf", "g", "h"]
-    found = Labelled(
-        np.array([1, 0]), np.array([[0.125, 0.5, 0.25, 0.125], [0.75, 0, 0, 0.25]], np.float32)
-    )
-    wanted = [
-        {**row, "predicted_label": label, "option": option, "probability": probability}
-        for row, label, option, probability in zip(
-            csv.DictReader(SWAG_ROWS.splitlines(keepends=True)),
-            ("1", "0"),
-            ("e,\nf", "c"),
-            ("0.5", "0.75"),
-            strict=True,
-        )
+    shares = np.array([[0.125, 0.5, 0.25, 0.125], [0.75, 0, 0, 0.25]], np.float32)
+    found = Labelled(np.array([1, 0]), shares)
+    for name in ("out.csv", "out.jsonl"):
+        CHOICE.check_output(data, tmp_path / name, of_swag)
+        CHOICE.write_answers(tmp_path / name, found, data, of_swag)
+    first, second = read_rows(new)
+    assert read_rows(tmp_path / "out.csv") == [
+        {**first, "predicted_label": "1", "option": "e,\nf", "probability": "0.5"},
+        {**second, "predicted_label": "0", "option": "c", "probability": "0.75"},
     ]
-    CHOICE.check_output(data, tmp_path / "out.csv", of_swag)
-    CHOICE.write_answers(tmp_path / "out.csv", found, data, of_swag)
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert list(csv.DictReader(file)) == wanted
-    CHOICE.write_answers(tmp_path / "out.jsonl", found, data, of_swag)
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [line["predicted_label"] for line in lines] == [1, 0]
-    assert [line["option"] for line in lines] == ["e,\nf", "c"]
-    for line, row in zip(lines, found.probabilities.tolist(), strict=True):
+    lines = read_rows(tmp_path / "out.jsonl")
+    assert [(line["predicted_label"], line["option"]) for line in lines] == [(1, "e,\nf"), (0, "c")]
+    for line, row in zip(lines, shares.tolist(), strict=True):
         assert line["probabilities"] == {str(number): value for number, value in enumerate(row)}
 
-    with pytest.raises(ValueError, match="row 1: 'ending1' holds a tab or a line break"):
-        CHOICE.check_output(data, tmp_path / "out.tsv", of_swag)
-    listed = {"text": "a", "endings": ["b", "c\td"]}  # as a column its tab would be escaped
-    with pytest.raises(ValueError, match="row 1: 'option 1' holds a tab or a line break"):
-        CHOICE.check_output(
-            replace(data, rows=[listed], options=[["b", "c\td"]]), tmp_path / "o.tsv", of_swag
-        )
-    with pytest.raises(ValueError, match=r"out\.txt: cannot write '\.txt': end --out in \.csv"):
-        CHOICE.check_output(data, tmp_path / "out.txt", of_swag)
+    # a column of its own would have its tab escaped
+    listed = replace(data, rows=[{"text": "a", "endings": ["b", "c\td"]}], options=[["b", "c\td"]])
+    for rows, name, message in (
+        (data, "out.tsv", "row 1: 'ending1' holds a tab or a line break"),
+        (listed, "out.tsv", "row 1: 'option 1' holds a tab or a line break"),
+        (data, "out.txt", r"out\.txt: cannot write '\.txt': end --out in \.csv"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CHOICE.check_output(rows, tmp_path / name, of_swag)
 
 
 def test_what_predict_reads(tmp_path):
     """Rows without a label, in a list or a column an option; never standard input."""
-    (tmp_path / "new.jsonl").write_text('{"text": "a", "options": ["b", "c"], "id": 3}\n')
-    data = CHOICE.read_input(str(tmp_path / "new.jsonl"), model_task())
-    assert data.rows == [{"text": "a", "options": ["b", "c"], "id": 3}] and data.num_options == 2
+    row = {"text": "a", "options": ["b", "c"], "id": 3}
+    data = CHOICE.read_input(str(write(tmp_path / "new.jsonl", json.dumps(row))), model_task())
+    assert data.rows == [row] and data.num_options == 2
     columns = model_task(own_task("choice", "text", None, "label", options=("x", "y")))
     for name, mark in (("new.csv", ","), ("new.tsv", "\t"), ("new.txt", "\t")):
-        (tmp_path / name).write_text(f"text{mark}y{mark}x\na{mark}b{mark}c\n")
-        data = CHOICE.read_input(str(tmp_path / name), columns)
+        new = write(tmp_path / name, f"text{mark}y{mark}x\na{mark}b{mark}c\n")
+        data = CHOICE.read_input(str(new), columns)
         assert data.options == [["c", "b"]], name
         assert data.rows == [{"text": "a", "y": "b", "x": "c"}], name
     with pytest.raises(ValueError, match="texts with their options are read from a file, not from"):
         CHOICE.read_input("-", model_task())
-    (tmp_path / "bad.jsonl").write_text('{"text": "a", "options": ["b"]}\n')
+    bad = write(tmp_path / "bad.jsonl", '{"text": "a", "options": ["b"]}\n')
     with pytest.raises(ValueError, match=r"bad\.jsonl:1: 1 options: a choice needs two or more"):
-        CHOICE.read_input(str(tmp_path / "bad.jsonl"), model_task())
+        CHOICE.read_input(str(bad), model_task())

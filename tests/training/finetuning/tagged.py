@@ -3,14 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from bertsmith.checkpoints.model_folder import save_model
-from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.vocabulary.train import train_vocabulary
+from ... import tiny
 
 PEOPLE, PLACES = ("ann", "bob", "carl"), ("rome", "oslo", "lima")
 OTHERS = ("sees", "the", "old", "house", "today", "again", "near")
@@ -45,9 +39,4 @@ def write_corpus(folder: Path, scheme: str = "IOB1", train: int = 60) -> Path:
 
 
 def write_model(folder: Path, size: str = "1x64") -> Path:
-    text = " ".join((*PEOPLE, *PLACES, *OTHERS, "rossi"))
-    tokenizer = Tokenizer(train_vocabulary([text] * 20, 60))
-    config = config_for(size, len(tokenizer.vocabulary), max_positions=64)
-    model = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(1))
-    save_model(model, tokenizer, folder)
-    return folder
+    return tiny.write_model(folder, [*PEOPLE, *PLACES, *OTHERS, "rossi"], size)

@@ -1,7 +1,8 @@
 """Fine-tuning and evaluation as Python users call them."""
 
-import csv
 import json
+import random
+from pathlib import Path
 
 import pytest
 
@@ -9,36 +10,39 @@ from bertsmith.experiments.finetuning import finetune
 from bertsmith.inference.evaluation import evaluate
 from bertsmith.inference.predictor import load
 
-QUICK = {
-    "max_length": 16,
-    "precision": "float32",
-    "threads": 1,
-    "batch_size": 16,
-    "learning_rate": 3e-3,
-}
+from ..tiny import write, write_model
+
+WORDS = {"weather": ("rain", "snow", "wind"), "food": ("bread", "soup", "fish")}
 
 
 @pytest.fixture(scope="module")
-def data(toy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    for name, count in (("train", 96), ("dev", 40)):
-        examples = toy.examples(count, len(name))
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            rows = zip(examples.texts, examples.labels, strict=True)
-            csv.writer(file).writerows(
-                [("body", "label"), *((text, examples.label_names[k]) for text, k in rows)]
-            )
-    return folder
+def files(tmp_path_factory):
+    """A folder with train.csv and dev.csv, in which one word tells the label; and a model."""
+    folder, draw = tmp_path_factory.mktemp("files"), random.Random(1)
+    labels = [draw.choice([*WORDS]) for _ in range(136)]
+    texts = [f"today there was {draw.choice(WORDS[label])} again" for label in labels]
+    rows = [f"{text},{label}" for text, label in zip(texts, labels, strict=True)]
+    write(folder / "data" / "train.csv", ["body,label", *rows[:96]])
+    write(folder / "data" / "dev.csv", ["body,label", *rows[96:]])
+    model = write_model(folder / "model", texts, max_positions=32)
+    return {"data": str(folder / "data"), "model": model, "text": "body"}
+
+
+@pytest.fixture
+def data(files):
+    return Path(files["data"])
 
 
 @pytest.fixture(scope="module")
-def result(data, model_folder, tmp_path_factory):
+def result(files, tmp_path_factory):
     out = str(tmp_path_factory.mktemp("runs") / "run")
-    files = {"data": str(data), "model": model_folder, "out": out, "text": "body"}
-    return finetune("classify", **files, seeds=range(1, 3), epochs=6, **QUICK)
+    quick = {"max_length": 16, "precision": "float32", "threads": 1, "batch_size": 16}
+    return finetune(
+        "classify", **files, out=out, seeds=range(1, 3), epochs=6, learning_rate=3e-3, **quick
+    )
 
 
-def test_the_result_says_what_the_folder_holds(result, data):
+def test_the_result_says_what_the_folder_holds(result):
     assert set(result.seeds) == {1, 2} and result.best_seed in (1, 2)
     assert result.metrics == result.seeds[result.best_seed] and result.dev_examples == 40
     accuracies = [metrics["accuracy"] for metrics in result.seeds.values()]
@@ -68,9 +72,8 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
     model = load(result.folder)
     assert evaluate(model, tmp_path / "other.csv", text="mail").examples == 40
     assert evaluate(model, data).metrics == pytest.approx(result.metrics)
-    with pytest.raises(
-        ValueError, match="^text_pair='mail': the model was trained without a second"
-    ):
+    message = "^text_pair='mail': the model was trained without a second"
+    with pytest.raises(ValueError, match=message):
         evaluate(model, data, text_pair="mail")
 
 
@@ -86,8 +89,7 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
         ({"seeds": [1, 1]}, "^seeds=1,1: 1 is named twice"),
     ],
 )
-def test_errors_name_the_argument(data, model_folder, tmp_path, settings, message):
-    files = {"data": data, "model": model_folder, "out": tmp_path / "run", "text": "body"}
+def test_errors_name_the_argument(files, tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
-        finetune("classify", **files, **settings)
+        finetune("classify", **files, out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()

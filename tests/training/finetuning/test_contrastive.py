@@ -12,7 +12,6 @@ import torch
 
 import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
-from bertsmith.cli.main import main
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.inference.embeddings import pooling_settings, pooling_warning
 from bertsmith.model.config import ModelConfig
@@ -30,37 +29,30 @@ from bertsmith.training.finetuning.contrastive import (
 )
 from bertsmith.training.finetuning.hidden_states import pooled
 from bertsmith.training.finetuning.settings import ContrastiveSettings
+from bertsmith.training.loop.log import read_log
+
+from ...tiny import bertsmith as command
+from ...tiny import refused, write
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "sixte", "sept", "huit"]
-PIECES = [*SPECIAL, *ENGLISH, *FRENCH]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer(Vocabulary(PIECES))
+TOKENIZER = Tokenizer(Vocabulary([*SPECIAL, *ENGLISH, *FRENCH]))
+CONFIG = ModelConfig(
+    vocab_size=len(TOKENIZER.vocabulary), hidden_size=32, num_layers=1, num_heads=2,
+    intermediate_size=64, max_positions=16, dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def model():
-    config = ModelConfig(
-        vocab_size=len(PIECES),
-        hidden_size=32,
-        num_layers=1,
-        num_heads=2,
-        intermediate_size=64,
-        max_positions=16,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
-    return initialize(BareModel(config), 0.1, torch.Generator().manual_seed(1))
+    return initialize(BareModel(CONFIG), 0.1, torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, tokenizer, model):
+def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "start"
-    start = initialize(PreTrainingModel(model.config), 0.1, torch.Generator().manual_seed(2))
-    save_model(start, tokenizer, path)
+    start = initialize(PreTrainingModel(CONFIG), 0.1, torch.Generator().manual_seed(2))
+    save_model(start, TOKENIZER, path)
     return path
 
 
@@ -69,9 +61,7 @@ def translations(count, seed):
     random = np.random.default_rng(seed)
     every = list(itertools.permutations(range(8), 3))
     rows = [every[k] for k in random.permutation(len(every))[:count]]  # none twice
-    return [" ".join(ENGLISH[k] for k in r) for r in rows], [
-        " ".join(FRENCH[k] for k in r) for r in rows
-    ]
+    return [[" ".join(language[k] for k in row) for row in rows] for language in (ENGLISH, FRENCH)]
 
 
 def test_the_loss_by_hand():
@@ -114,16 +104,14 @@ def test_pooling_leaves_padding_out():
     assert pooled(hidden, lengths, "cls", skip=1).tolist() == [[3.0], [2.0]]
 
 
-def task_of(model, tokenizer, threads, group=4):
-    pairs = PairFeatures.of(tokenizer, Pairs(*translations(18, 1), None, "made"), max_length=8)
+def task_of(model, threads):
+    pairs = PairFeatures.of(TOKENIZER, Pairs(*translations(18, 1), None, "made"), max_length=8)
     engine = Engine(torch.device("cpu"), "float32", threads)
-    return Contrastive(
-        model, pairs, None, engine, ContrastiveSettings(batch_size=8, negatives=group)
-    )
+    return Contrastive(model, pairs, None, engine, ContrastiveSettings(batch_size=8, negatives=4))
 
 
-def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
-    one, two = (task_of(model, tokenizer, threads) for threads in (1, 2))
+def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model):
+    one, two = (task_of(model, threads) for threads in (1, 2))
     assert one.batches.per_epoch == 3
     position, seen = Position(0, 0), []
     for _ in range(3):
@@ -142,8 +130,8 @@ def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model, tokenizer):
     assert position == Position(1, 0) and len(seen) == 18
 
 
-def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model, tokenizer):
-    task = task_of(model, tokenizer, 1)
+def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model):
+    task = task_of(model, 1)
     batch, _ = task.batch(Position(0, 0))
     model.eval()
     losses, expected = [], 0.0
@@ -152,126 +140,108 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model, tokenizer):
         losses.append(loss.item())
         assert task.metrics({name: float(value) for name, value in parts.items()})["accuracy"] <= 1
         with torch.no_grad():
-            vectors = torch.stack(
-                [
-                    model.encoder(torch.from_numpy(ids[:length][None].copy()))[0].mean(dim=0)
-                    for ids, length in zip(group["ids"], group["lengths"], strict=True)
-                ]
-            )
-        a, b = torch.nn.functional.normalize(vectors, dim=1).chunk(2)
+            vectors = [
+                model.encoder(torch.from_numpy(ids[:length][None].copy()))[0].mean(dim=0)
+                for ids, length in zip(group["ids"], group["lengths"], strict=True)
+            ]
+        a, b = torch.nn.functional.normalize(torch.stack(vectors), dim=1).chunk(2)
         expected += -(20 * a @ b.T).log_softmax(dim=1).diagonal().sum().item()
     assert sum(losses) == pytest.approx(expected / 8, rel=1e-4)
     assert task.flops(batch) > 0
 
 
-@pytest.fixture
-def data(tmp_path):
-    path = tmp_path / "pairs.csv"
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
     rows = zip(*translations(200, 3), strict=True)
-    path.write_text("a,b\n" + "".join(f"{a},{b}\n" for a, b in rows))
-    return path
+    path = tmp_path_factory.mktemp("data") / "pairs.csv"
+    return write(path, ["a,b", *map(",".join, rows)])
 
 
 @pytest.fixture
 def dev(tmp_path):
     """Half are translations (5), half two numbers' worth of nothing in common (0)."""
-    path = tmp_path / "dev.csv"
     english, french = translations(60, 4)
     _, other = translations(60, 5)
-    rows = [(english[k], french[k], 5) if k % 2 else (english[k], other[k], 0) for k in range(60)]
-    path.write_text("a,b,score\n" + "".join(f"{x},{y},{s}\n" for x, y, s in rows))
-    return path
+    rows = [f"{english[k]},{french[k]},5" if k % 2 else f"{english[k]},{other[k]},0"
+            for k in range(60)]  # fmt: skip
+    return write(tmp_path / "dev.csv", ["a,b,score", *rows])
 
 
-def split_words(folder, data, out, *more):
-    words = ["embed", "train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b"]
-    words += ["--max-length", 12, "--precision", "float32", "--threads", 1]
-    return [*map(str, [*words, "--out", out, *more])]
+def train_words(folder, data, out, *more):
+    words = ("embed", "train", "--model", folder, "--data", data, "--text", "a", "--text-pair", "b")
+    words += ("--max-length", 12, "--precision", "float32", "--threads", 1)
+    return (*words, "--out", out, *more)
 
 
-def test_a_run_learns_and_is_read_as_trained_for_similarity(capsys, tmp_path, folder, data, dev):
+def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, data, dev):
     out = tmp_path / "out"
-    words = split_words(
-        folder,
-        data,
-        out,
-        "--epochs",
-        6,
-        "--batch-size",
-        16,
-        "--negatives",
-        8,
-        "--learning-rate",
-        3e-3,
-    )
-    dev_words = ["--dev", dev]
-    assert main([*words, *map(str, dev_words)]) == 0
+    flags = ("--epochs", 6, "--batch-size", 16, "--negatives", 8, "--learning-rate", 3e-3)
+    printed = command(*train_words(folder, data, out, *flags, "--dev", dev))
     result = json.loads((out / "result.json").read_text())
     assert result["metrics"]["spearman"] > 0.75 > result["metrics_before"]["spearman"] + 0.3
     assert result["train_pairs"] == 200 and result["dev_pairs"] == 60
-    printed = capsys.readouterr().out
     assert f"spearman on dev: {result['metrics']['spearman']:.4f} (before: " in printed
     stored = json.loads((out / "config.json").read_text())
     assert stored["bertsmith"]["trained_for"] == "similarity"
     assert stored["architectures"] == ["BertModel"]
     settings = json.loads((out / "run.json").read_text())["settings"]
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (data, dev)]
-    assert list(settings["data_sha256"].items()) == list(
-        zip(("train", "dev"), digests, strict=True)
-    )
-    weights = (folder / "model.safetensors").read_bytes()
-    assert settings["model_sha256"] == [hashlib.sha256(weights).hexdigest()]
-    assert main(["report", str(out), "--out", str(tmp_path / "report.html")]) == 0
+    weights = folder / "model.safetensors"
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (data, dev, weights)]
+    assert list(settings["data_sha256"].items()) == [("train", digests[0]), ("dev", digests[1])]
+    assert settings["model_sha256"] == digests[2:]
+    command("report", out, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     before = f"before training {result['metrics_before']['spearman']:.3g}"
     for part in ("Sentence vectors from pairs", before, digests[0], "Training loss"):
         assert part in page
     assert pooling_warning(out, pooling_settings(out)) is None
     assert load_model(out, BareModel).missing == []
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    lines = read_log(out / "log.jsonl")
     assert [line["event"] for line in lines].count("evaluate") == 6
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
-    assert main(words) == 2
-    assert "out holds a run already" in capsys.readouterr().err
+    assert "out holds a run already" in refused(*train_words(folder, data, out, *flags))
     with pytest.raises(ValueError, match="this model cannot classify, but embed, features"):
         bertsmith.load(out).classify(["one"])
 
 
-def test_a_run_without_dev_and_an_interrupted_one(capsys, tmp_path, folder, data, monkeypatch):
+def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkeypatch):
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "run.json").write_text(json.dumps({"format": 1, "kind": "contrastive"}))
-    assert main(split_words(folder, data, out, "--batch-size", 64)) == 0
-    trained, title, *commands = capsys.readouterr().out.splitlines()
+    write(out / "run.json", json.dumps({"format": 1, "kind": "contrastive"}))
+    printed = command(*train_words(folder, data, out, "--batch-size", 64))
+    trained, title, *commands = printed.splitlines()
     assert trained == f"{out}: trained on 200 pairs" and title == "try next:"
     assert json.loads((out / "result.json").read_text())["metrics"] == {}
     monkeypatch.chdir(tmp_path)
-    Path("new.txt").write_text("one\ntwo\n")
-    assert [command.split()[:2] for command in commands] == [
-        ["bertsmith", "embed"], ["bertsmith", "report"],
-    ]  # fmt: skip
-    assert all(main(command.split()[1:]) == 0 for command in commands)
+    write(Path("new.txt"), ["one", "two"])
+    words = [line.split() for line in commands]
+    assert [each[:2] for each in words] == [["bertsmith", "embed"], ["bertsmith", "report"]]
+    for each in words:
+        command(*each[1:])
     assert len(np.load("vectors.npy")) == 2 and (out / "report.html").exists()
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--score", "s"], "--score: only with --dev"),
-        (["--max-length", "17"], "--max-length 17: the model reads 3 to 16"),
-        (["--batch-size", "24"], "batch_size = 24, group = 32"),
-        (["--epochs", "0"], "epochs = 0: must be at least 1"),
-        (["--text-pair", "c"], "no column 'c' for --text-pair"),
-        (["--text-pair", "a"], "column 'a' is named twice"),
-        (["--data", "absent.csv"], "absent.csv: no such file"),
+        ("--score s", "--score: only with --dev"),
+        ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
+        ("--batch-size 24", "batch_size = 24, group = 32"),
+        ("--epochs 0", "epochs = 0: must be at least 1"),
+        ("--text-pair c", "no column 'c' for --text-pair"),
+        ("--text-pair a", "column 'a' is named twice"),
+        ("--data absent.csv", "absent.csv: no such file"),
+        ("--data one.csv", "one.csv: 1 pair: negatives need 2 or more"),
+        ("--model causal --pool cls", "--pool cls: in a left-to-right model [CLS] sees nothing"),
     ],
 )
 def test_a_run_that_cannot_be_is_refused_in_one_line(
-    capsys, tmp_path, folder, data, flags, message
+    tmp_path, folder, data, monkeypatch, flags, message
 ):
-    assert main(split_words(folder, data, tmp_path / "out", *flags)) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    write(Path("one.csv"), ["a,b", "one,un"])
+    save_model(BareModel(replace(CONFIG, causal=True)), TOKENIZER, Path("causal"))
+    assert message in refused(*train_words(folder, data, "out", *flags.split()))
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
@@ -285,30 +255,5 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(
     ],
 )
 def test_scored_pairs_that_cannot_be_read(tmp_path, content, message):
-    (tmp_path / "dev.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_pairs(tmp_path / "dev.csv", "a", "b", "score")
-
-
-def test_one_pair_has_no_negatives(capsys, tmp_path, folder):
-    (tmp_path / "one.csv").write_text("a,b\none,un\n")
-    assert main(split_words(folder, tmp_path / "one.csv", tmp_path / "out")) == 2
-    assert "one.csv: 1 pair: negatives need 2 or more" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("learning_rate", 0.0), ("scale", -1.0), ("weight_decay", -0.1), ("warmup_ratio", 1.0)],
-)
-def test_settings_that_cannot_be(name, value):
-    with pytest.raises(ValueError, match=f"{name} = "):
-        ContrastiveSettings(**{name: value})
-
-
-def test_cls_of_a_left_to_right_model_is_refused(capsys, tmp_path, tokenizer, model, data):
-    causal = BareModel(replace(model.config, causal=True))
-    save_model(causal, tokenizer, tmp_path / "causal")
-    words = split_words(tmp_path / "causal", data, tmp_path / "out", "--pool", "cls")
-    assert main(words) == 2
-    assert "--pool cls: in a left-to-right model [CLS] sees nothing" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+        read_pairs(write(tmp_path / "dev.csv", content), "a", "b", "score")

@@ -65,10 +65,7 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("learning_rate", "'learning_rate': write paper"),
         ("learning_rate=", "'learning_rate=': write paper"),
         ("=3", "'=3': write paper"),
-        (
-            "leraning_rate=1e-5|1e-4",
-            "unknown setting 'leraning_rate': did you mean 'learning_rate'",
-        ),
+        ("leraning_rate=1|2", "unknown setting 'leraning_rate': did you mean 'learning_rate'"),
         ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
         ("max-length=64|128", "max_length is the same in every trial: set it with --max-length"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),
@@ -97,38 +94,35 @@ def test_what_is_refused(text, message):
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "given", "message"),
-    [
-        (
-            "early_stopping_patience=0|2 keep=best|last",
-            {},
-            "early_stopping_patience 2, keep last: early_stopping_patience keeps the",
-        ),
-        (
-            "keep=best|last",
-            {"early_stopping_patience": 2},
-            "keep last: early_stopping_patience keeps the weights",
-        ),
-        (
-            "learning_rate=1e-5..1e-3 keep=best|last",
-            {"early_stopping_patience": 2},
-            "learning_rate 1e-05, keep last: early_stopping_patience",
-        ),
-        (
-            "layer_decay=1|0.9",
-            {"freeze_encoder": True},
-            "layer_decay 0.9: --freeze-encoder: the model's layers",
-        ),
-        (
-            "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
-            {},
-            "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early",
-        ),
-    ],
-)
+PATIENT = {"early_stopping_patience": 2}
+SPACES = [
+    (
+        "early_stopping_patience=0|2 keep=best|last",
+        {},
+        "early_stopping_patience 2, keep last: early_stopping_patience keeps the",
+    ),
+    ("keep=best|last", PATIENT, "keep last: early_stopping_patience keeps the weights"),
+    (
+        "learning_rate=1e-5..1e-3 keep=best|last",
+        PATIENT,
+        "learning_rate 1e-05, keep last: early_stopping_patience",
+    ),
+    (
+        "layer_decay=1|0.9",
+        {"freeze_encoder": True},
+        "layer_decay 0.9: --freeze-encoder: the model's layers",
+    ),
+    (
+        "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
+        {},
+        "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "given", "message"), SPACES)
 def test_a_point_that_cannot_be_is_named(text, given, message):
-    with pytest.raises(ValueError, match="^--sweep: ") as refusal:
+    with pytest.raises(ValueError) as refusal:
         check_points(parse_space(text), FinetuneSettings(**given))
     assert str(refusal.value).startswith(f"--sweep: {message}")
 

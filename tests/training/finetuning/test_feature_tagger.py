@@ -21,20 +21,15 @@ from bertsmith.training.finetuning.feature_tagger import TaggedStates, feature_t
 from bertsmith.training.finetuning.hidden_states import word_states
 from bertsmith.training.finetuning.settings import ROWS, FrozenSettings, Provenance
 
+from ...tiny import write
 from .tagged import write_corpus, write_model
 
 SETTINGS = FrozenSettings(
-    sentences=0,
-    epochs=8,
-    batch_size=8,
-    learning_rate=1e-2,
-    dropout=0.0,
-    hidden_size=16,
-    max_length=48,
-    tokens_per_window=20,
-    precision="float32",
-    threads=1,
-)
+    sentences=0, epochs=8, batch_size=8, learning_rate=1e-2, dropout=0.0, hidden_size=16,
+    max_length=48, tokens_per_window=20, precision="float32", threads=1,
+)  # fmt: skip
+ONCE = replace(SETTINGS, epochs=1)
+ENGINE = choose_engine("cpu", "float32", 1)
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +43,25 @@ def data(tmp_path_factory):
     return {split: read_sentences(folder / f"{split}.conll") for split in ("train", "dev", "test")}
 
 
-def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, tmp_path):
-    tokenizer = Tokenizer.from_pretrained(model_folder)
+@pytest.fixture
+def dev_states(model_folder, data, tmp_path):
+    """What `word_states` wants: an encoder, features, and a file that is not there yet."""
     encoder = load_model(model_folder, BareModel).model.encoder.eval()
-    engine = choose_engine("cpu", "float32", 1)
-    sentences, encoding = data["dev"], EncodingSettings(max_length=48, document_context=False)
-    features = featurize_sentences(tokenizer, sentences, None, encoding)
-    path = tmp_path / "states" / "dev.npy"
-    seen = []
-    states = word_states(encoder, features, path, engine, 100, seen.append)
+    encoding = EncodingSettings(max_length=48, document_context=False)
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    features = featurize_sentences(tokenizer, data["dev"], None, encoding)
+    return encoder, features, tmp_path / "states" / "dev.npy"
+
+
+def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, dev_states):
+    (encoder, features, path), sentences, seen = dev_states, data["dev"], []
+    tokenizer = Tokenizer.from_pretrained(model_folder)
+    states = word_states(encoder, features, path, ENGINE, 100, seen.append)
     assert isinstance(states, np.memmap) and states.dtype == np.float16
     assert states.shape == (5, len(sentences.words), 64) and sum(seen) == len(features)
     for k in (0, 7, len(sentences) - 1):
         begin, end = sentences.boundaries[k : k + 2]
-        words = sentences.words[begin:end]
-        pieces = tokenizer.encode_batch(words)
+        pieces = tokenizer.encode_batch(sentences.words[begin:end])
         ids = [tokenizer.vocabulary.cls_id, *pieces.ids, tokenizer.vocabulary.sep_id]
         with torch.inference_mode():
             layers = encoder(torch.tensor([ids]), all_layers=True)
@@ -71,32 +70,21 @@ def test_states_of_words_are_those_of_their_first_pieces(model_folder, data, tmp
         # float16 has 11 bits, and states are below 8
         np.testing.assert_allclose(states[:, begin:end], wanted, atol=4e-3)
     before = path.stat().st_mtime_ns
-    again = word_states(encoder, features, path, engine)
+    again = word_states(*dev_states, ENGINE)
     assert path.stat().st_mtime_ns == before and np.array_equal(again, states)
 
 
-def dev_states(model_folder, data):
-    """What `word_states` wants, but for the file."""
-    tokenizer = Tokenizer.from_pretrained(model_folder)
-    encoder = load_model(model_folder, BareModel).model.encoder
-    encoding = EncodingSettings(max_length=48, document_context=False)
-    return encoder, featurize_sentences(tokenizer, data["dev"], None, encoding)
-
-
-def test_a_state_that_does_not_fit_float16_is_refused(model_folder, data, tmp_path):
-    encoder, features = dev_states(model_folder, data)
+def test_a_state_that_does_not_fit_float16_is_refused(dev_states):
+    encoder, _, path = dev_states
     torch.nn.init.constant_(encoder.layers[1].output_norm.bias, 7e4)
-    path = tmp_path / "states" / "dev.npy"
     with pytest.raises(ValueError, match=r"layer 2: a state of 7\S+ does not fit float16: .*ner"):
-        word_states(encoder, features, path, choose_engine("cpu", "float32", 1))
+        word_states(*dev_states, ENGINE)
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_full_disk_is_found_before_the_first_state(model_folder, data, tmp_path, monkeypatch):
-    encoder, features = dev_states(model_folder, data)
-    engine, path = choose_engine("cpu", "float32", 1), tmp_path / "states" / "dev.npy"
-    path.parent.mkdir()
-    (path.parent / f"{TEMPORARY_PREFIX}1-dev.npy").write_bytes(b"of a process that was killed")
+def test_a_full_disk_is_found_before_the_first_state(dev_states, monkeypatch):
+    path = dev_states[2]
+    write(path.parent / f"{TEMPORARY_PREFIX}1-dev.npy", b"of a process that was killed")
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -104,19 +92,10 @@ def test_a_full_disk_is_found_before_the_first_state(model_folder, data, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)
         with pytest.raises(OSError, match="No space left"):
-            word_states(encoder, features, path, engine)
+            word_states(*dev_states, ENGINE)
         assert list(path.parent.iterdir()) == []
         patch.delattr("os.posix_fallocate")  # a system without it
-        assert len(word_states(encoder, features, path, engine)) == 5
-
-
-def test_two_processes_do_not_write_one_table(model_folder, data, tmp_path):
-    out = tmp_path / "run"
-    with (
-        RunFolder(out).locked(),
-        pytest.raises(ValueError, match="run: another process is training here"),
-    ):
-        feature_table(model_folder, data, ["last"], [1], SETTINGS, out)
+        assert len(word_states(*dev_states, ENGINE)) == 5
 
 
 def test_a_batch_by_hand(data):
@@ -165,20 +144,17 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
         return train_row(row, *arguments)
 
     monkeypatch.setattr(table_module, "train_row", stopped)
-    settings = replace(SETTINGS, epochs=1)
-    wanted = model_folder, data, ["last", "sum-all"], [1, 2], settings, out
+    wanted = model_folder, data, ["last", "sum-all"], [1, 2], ONCE, out
     with pytest.raises(KeyboardInterrupt):
         feature_table(*wanted)
     monkeypatch.setattr(table_module, "train_row", train_row)
     result = feature_table(*wanted)
     assert done == ["Last Hidden"] * 2
-    assert {name: list(row["seeds"]) for name, row in result["rows"].items()} == {
-        "last": ["1", "2"],
-        "sum-all": ["1", "2"],
-    }
+    seeds = {name: list(row["seeds"]) for name, row in result["rows"].items()}
+    assert seeds == {"last": ["1", "2"], "sum-all": ["1", "2"]}
     assert " ± " in list(table(result))[2]
     # the same seed gives the same tagger, whatever was trained before it
-    other = feature_table(model_folder, data, ["sum-all"], [2], settings, tmp_path / "other")
+    other = feature_table(model_folder, data, ["sum-all"], [2], ONCE, tmp_path / "other")
     for split in ("dev", "test"):
         ours = result["rows"]["sum-all"]["seeds"]["2"][split]
         assert ours == other["rows"]["sum-all"]["seeds"]["2"][split]
@@ -186,35 +162,28 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     def run(rows=("last",), folder=model_folder, out="run", record=None, **changes):
-        settings = replace(SETTINGS, **{"epochs": 1, **changes})
-        feature_table(
-            folder, data, rows, [1], settings, tmp_path / out, Provenance(data=record or {})
-        )
+        settings, provenance = replace(ONCE, **changes), Provenance(data=record or {})
+        feature_table(folder, data, rows, [1], settings, tmp_path / out, provenance)
 
-    with pytest.raises(ValueError, match="unknown row 'lats': known are embeddings, second"):
-        run(rows=("lats",))
-    with pytest.raises(ValueError, match="--max-length 96: the model knows 64 positions"):
-        run(max_length=96)
+    def refuses(message, **changes):
+        with pytest.raises(ValueError, match=message):
+            run(**changes)
+
+    refuses("unknown row 'lats': known are embeddings, second", rows=("lats",))
+    refuses("--max-length 96: the model knows 64 positions", max_length=96)
     shallow = write_model(tmp_path / "shallow")
-    with pytest.raises(ValueError, match="1 layers, but Table 7 reads the last four"):
-        run(folder=shallow)
-    with pytest.raises(ValueError, match="shallow holds a run already"):
-        run(out="shallow")
+    refuses("1 layers, but Table 7 reads the last four", folder=shallow)
+    refuses("shallow holds a run already", out="shallow")
     assert not (tmp_path / "run").exists()
+    with RunFolder(tmp_path / "run").locked():
+        refuses("run: another process is training here")
     run()
-    with pytest.raises(
-        ValueError, match=r"was made with learning_rate = 0\.01, not 0\.1: give the same"
-    ):
-        run(learning_rate=0.1)
-    with pytest.raises(ValueError, match="was made with data_sha256 = None, not x"):
-        run(record={"data_sha256": "x"})
-    for settings in ({"epochs": 0}, {"sentences": -1}, {"learning_rate": 0.0}, {"dropout": 1.0}):
-        with pytest.raises(ValueError, match=f"{next(iter(settings))} = "):
-            run(**settings)
+    refuses(r"was made with learning_rate = 0\.01, not 0\.1: give the same", learning_rate=0.1)
+    refuses("was made with data_sha256 = None, not x", record={"data_sha256": "x"})
 
 
 def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path):
-    settings = replace(SETTINGS, epochs=1, sentences=9)
+    settings = replace(ONCE, sentences=9)
     result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run")
     assert result["sentences"] == {"train": 9, "dev": 15, "test": 15}
     states = np.load(tmp_path / "run" / "states" / "train.npy", mmap_mode="r")
@@ -224,9 +193,7 @@ def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path)
 def test_types_behind_the_first_sentences_are_known(model_folder, tmp_path):
     data = {}
     for split, text in (("train", "ann B-PER\n\nsees O\n\nrome B-LOC\n"), ("dev", "oslo B-LOC\n")):
-        path = tmp_path / f"{split}.conll"
-        path.write_text(text, encoding="utf-8")
-        data[split] = read_sentences(path)
-    settings = replace(SETTINGS, epochs=1, sentences=2)
+        data[split] = read_sentences(write(tmp_path / f"{split}.conll", text))
+    settings = replace(ONCE, sentences=2)
     result = feature_table(model_folder, data, ["last"], [1], settings, tmp_path / "run")
     assert result["sentences"] == {"train": 2, "dev": 1}
