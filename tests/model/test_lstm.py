@@ -19,10 +19,15 @@ def pair(size=5, hidden=6):
     with torch.no_grad():
         torch_lstm.bias_hh_l0.zero_()
     ours = LSTM(size, hidden)
-    ours.inputs.weight.data.copy_(torch_lstm.weight_ih_l0)
-    ours.inputs.bias.data.copy_(torch_lstm.bias_ih_l0)
-    ours.state.weight.data.copy_(torch_lstm.weight_hh_l0)
+    for weight, other in same_weights(ours, torch_lstm):
+        weight.data.copy_(other)
     return ours, torch_lstm
+
+
+def same_weights(ours, torch_lstm):
+    yield ours.inputs.weight, torch_lstm.weight_ih_l0
+    yield ours.inputs.bias, torch_lstm.bias_ih_l0
+    yield ours.state.weight, torch_lstm.weight_hh_l0
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9])
@@ -37,9 +42,8 @@ def test_states_and_gradients_are_those_of_pytorch(steps):
     (given * weights).sum().backward()
     (wanted * weights).sum().backward()
     torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
-    torch.testing.assert_close(ours.inputs.weight.grad, other.weight_ih_l0.grad)
-    torch.testing.assert_close(ours.inputs.bias.grad, other.bias_ih_l0.grad)
-    torch.testing.assert_close(ours.state.weight.grad, other.weight_hh_l0.grad)
+    for weight, expected in same_weights(ours, other):
+        torch.testing.assert_close(weight.grad, expected.grad)
 
 
 def test_gradients_by_differences():
@@ -65,24 +69,17 @@ def test_lstm_in_bf16_is_near_float32():
     assert (ours.state.weight.grad - exact).norm() < 0.03 * exact.norm()
 
 
-def test_a_mix_begins_as_the_mean_of_the_layers():
-    layers = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ScalarMix(3)(layers), layers.mean(dim=1))
+def test_a_mix_begins_as_the_mean_of_the_layers_in_float32():
+    layers = torch.randn(2, 7, 3, 4, generator=torch.Generator().manual_seed(1)).half()
+    torch.testing.assert_close(ScalarMix(3)(layers), layers.float().mean(dim=2))
 
 
 def test_a_mix_is_elmos_equation_1():
     mix = ScalarMix(2)
-    with torch.no_grad():
-        mix.scores.copy_(torch.tensor([0.0, np.log(3.0)]))  # softmax: 1/4 and 3/4
-        mix.gamma.fill_(2.0)
+    mix.scores.data = torch.tensor([0.0, np.log(3.0)]).float()  # softmax: 1/4 and 3/4
+    mix.gamma.data.fill_(2.0)
     layers = torch.tensor([[[1.0, 0.0], [0.0, 4.0]]])
     torch.testing.assert_close(mix(layers), torch.tensor([[0.5, 6.0]]))
-
-
-def test_a_mix_of_layers_stored_in_half_precision_and_further_dimensions():
-    layers = torch.full((2, 7, 3, 4), 0.5, dtype=torch.float16)
-    mixed = ScalarMix(3)(layers)
-    assert mixed.shape == (2, 7, 4) and mixed.dtype == torch.float32
 
 
 def test_a_mix_learns_which_layer_is_wanted():
@@ -114,12 +111,9 @@ def packed_reference(model, x):
     lstm = nn.LSTM(x.shape[2], hidden, layers, batch_first=True, bidirectional=True)
     for number in range(layers):
         for ending, part in (("", reader.forwards[number]), ("_reverse", reader.backwards[number])):
-            for name, value in (
-                ("weight_ih", part.inputs.weight),
-                ("weight_hh", part.state.weight),
-                ("bias_ih", part.inputs.bias),
-                ("bias_hh", torch.zeros_like(part.inputs.bias)),
-            ):
+            values = {"weight_ih": part.inputs.weight, "weight_hh": part.state.weight}
+            values |= {"bias_ih": part.inputs.bias, "bias_hh": torch.zeros(4 * hidden)}
+            for name, value in values.items():
                 getattr(lstm, f"{name}_l{number}{ending}").data.copy_(value)
     packed = pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False)
     return model.classifier(pad_packed_sequence(lstm(packed)[0], batch_first=True)[0])
@@ -129,18 +123,19 @@ def packed_reference(model, x):
 def test_as_a_packed_bidirectional_lstm(num_read):
     model, x = tagger(num_read=num_read, mixed=False), states(num_read)
     wanted = packed_reference(model, x.float().flatten(2))
-    given = model(x, LENGTHS)
+    assert_real_close(model(x, LENGTHS), wanted)
+
+
+def assert_real_close(given, wanted):
     for row, length in enumerate(LENGTHS):
         torch.testing.assert_close(given[row, :length], wanted[row, :length])
 
 
 def test_what_is_padding_changes_nothing():
     model, x = tagger(num_read=2, mixed=True).eval(), states(2)
-    other = x.clone()
-    for row, length in enumerate(LENGTHS):
-        other[row, length:] = 9.0
-    for row, length in enumerate(LENGTHS):
-        assert torch.equal(model(x, LENGTHS)[row, :length], model(other, LENGTHS)[row, :length])
+    real = torch.arange(7) < LENGTHS[:, None]
+    other = torch.where(real[..., None, None], x, 9.0)
+    assert torch.equal(model(x, LENGTHS)[real], model(other, LENGTHS)[real])
 
 
 def test_a_mixture_begins_as_the_mean_and_is_learned():
@@ -186,24 +181,26 @@ def frozen(monkeypatch):
     return initialize(FrozenTagger(config, 5), 0.5, torch.Generator().manual_seed(1))
 
 
+def tokens(rows):
+    ids = torch.randint(1, 30, (rows, 7), generator=torch.Generator().manual_seed(2))
+    return ids, torch.zeros_like(ids)
+
+
 def test_a_frozen_encoder_with_its_tagger(frozen):
-    ids = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(2))
-    types = torch.zeros_like(ids)
+    ids, types = tokens(3)
     frozen.train()
     given = frozen(ids, types, LENGTHS)
     with torch.no_grad():
         layers = frozen.encoder(ids, types, LENGTHS, all_layers=True)
     wanted = packed_reference(frozen, torch.cat(layers[1:], dim=2))  # 0 is that of the embeddings
-    for row, length in enumerate(LENGTHS):
-        torch.testing.assert_close(given[row, :length], wanted[row, :length])
+    assert_real_close(given, wanted)
     given[2].sum().backward()
     learned = {name for name, weight in frozen.named_parameters() if weight.grad is not None}
     assert learned == {n for n, _ in frozen.named_parameters() if not n.startswith("encoder.")}
 
 
 def test_full_rows_need_no_lengths(frozen):
-    ids = torch.randint(1, 30, (2, 7), generator=torch.Generator().manual_seed(2))
-    types = torch.zeros_like(ids)
+    ids, types = tokens(2)
     lengths = torch.tensor([7, 7], dtype=torch.int32)
     torch.testing.assert_close(frozen(ids, types, None), frozen(ids, types, lengths))
 

@@ -1,5 +1,7 @@
 """Attention of a CPU and of a GPU beside float64 and beside a mask."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from bertsmith.model.kernels.attention import (
 )
 from bertsmith.model.kernels.elementwise import rows, seed_dropout, without_kernels
 
-from .harness import assert_near, error, run, to
+from .harness import assert_as_float64, assert_near, error, run, to
 
 # Norm of the error over the norm of the float64 result. float32: its rounding, some sums long.
 # bf16: 2^-9 a rounding; scores, probabilities and their gradient are each rounded once more than
@@ -44,7 +46,7 @@ def masks(queries, keys):
 
 
 def exact(mask=None, causal=False):
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -53,16 +55,14 @@ def exact(mask=None, causal=False):
 def test_forward_and_backward_equal_float64(dtype, kind, shape):
     *tensors, above = to(dtype, inputs(*shape))
     mask = masks(*shape)[kind]
-    found = run(lambda q, k, v: attention(q, k, v, mask), tensors, above)
-    expected = run(exact(mask), to(torch.float64, tensors), above)
-    assert_near(found, expected, TOLERANCE[dtype])
+    ours = functools.partial(attention, mask=mask)
+    assert_as_float64(TOLERANCE[dtype], ours, exact(mask), tensors, above)
 
 
 def test_causal_without_a_mask_and_strided_inputs():
     *tensors, above = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(16, 16))
-    found = run(lambda q, k, v: attention(q, k, v, causal=True), tensors, above)
-    expected = run(exact(causal=True), to(torch.float64, tensors), above)
-    assert_near(found, expected, TOLERANCE[torch.float32])
+    ours = functools.partial(attention, causal=True)
+    assert_as_float64(TOLERANCE[torch.float32], ours, exact(causal=True), tensors, above)
 
 
 def dropped_attention(kept, rate, mask=None):
@@ -99,9 +99,8 @@ def test_dropout_drops_its_share_and_its_gradient_is_that_of_the_same_mask():
         seed_dropout(7)
         return attention(q, k, v, dropout=rate)
 
-    found = run(ours, [q, k, v], gradient)
-    expected = run(dropped_attention(kept, rate), to(torch.float64, [q, k, v]), gradient)
-    assert_near(found, expected, TOLERANCE[torch.float32])
+    by_operators = dropped_attention(kept, rate)
+    assert_as_float64(TOLERANCE[torch.float32], ours, by_operators, [q, k, v], gradient)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -168,15 +167,16 @@ def test_real_tokens_see_in_pieces_what_the_mask_shows_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size"),
-    [("cpu", torch.bfloat16, 64), ("cuda", torch.float32, 64), ("cuda", torch.bfloat16, 60)],
+    ("device", "dtype", "head_size", "takes_pieces"),
+    [
+        ("cuda", torch.bfloat16, 64, True),
+        ("cuda", torch.bfloat16, 60, False),
+        ("cuda", torch.float32, 64, False),
+        ("cpu", torch.bfloat16, 64, False),
+    ],
 )
-def test_other_cases_keep_the_mask(device, dtype, head_size):
-    assert not has_flash(torch.device(device), dtype, head_size)
-
-
-def test_a_gpu_in_bf16_has_it():
-    assert has_flash(torch.device("cuda"), torch.bfloat16, 64)
+def test_a_gpu_takes_pieces_in_bf16_alone(device, dtype, head_size, takes_pieces):
+    assert has_flash(torch.device(device), dtype, head_size) == takes_pieces
 
 
 @pytest.mark.slow
