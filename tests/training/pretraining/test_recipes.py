@@ -15,7 +15,7 @@ from bertsmith.training.pretraining.settings import (
     recipe_file,
 )
 
-from .tiny import refused, write
+from ...tiny import cli, write
 
 NAMES = ("continue", "fast", "paper")
 GIVEN = ("--corpus", "store", "--out", "run")
@@ -146,4 +146,6 @@ def test_a_flag_overrules_the_recipe():
 def test_flags_and_recipes_that_make_no_sense_are_refused(tmp_path, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "mine.toml", ["mlm_probabilit = 0.3"])
-    assert says in refused("pretrain", *GIVEN, *words)
+    ran = cli("pretrain", *GIVEN, *words)
+    (line,) = ran.err.splitlines()
+    assert ran.code == 2 and says in line
