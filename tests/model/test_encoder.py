@@ -38,20 +38,6 @@ def inputs(seed=1):
     return ids, torch.randint(2, (B, S), generator=generator)
 
 
-@FULL_OR_PADDED
-@CAUSAL
-def test_a_later_token_changes_an_earlier_output_only_when_attention_is_bidirectional(
-    causal, lengths
-):
-    model, (ids, types) = encoder(causal=causal), inputs()
-    changed = ids.clone()
-    changed[:, 3] = (changed[:, 3] + 1) % V  # real in every row
-    difference = (model(ids, types, lengths) - model(changed, types, lengths)).abs().amax(dim=2)
-    assert (difference[:, 3] > 1e-3).all()
-    before = difference[:, :3]
-    assert ((before == 0) if causal else (before > 1e-4)).all()
-
-
 @CAUSAL
 def test_what_stands_in_the_padding_does_not_matter(causal):
     model, (ids, types) = encoder(causal=causal), inputs()
@@ -79,12 +65,6 @@ def test_all_layers_are_the_embeddings_and_each_layer_in_turn():
 def test_segments_default_to_the_first():
     model, (ids, _) = encoder(), inputs()
     assert torch.equal(model(ids), model(ids, torch.zeros_like(ids)))
-
-
-def test_the_two_activations_differ_by_about_a_thousandth():
-    ids, types = inputs()
-    erf, tanh = encoder()(ids, types), encoder(activation="gelu_tanh")(ids, types)
-    assert 1e-5 < (erf - tanh).abs().max() < 1e-2
 
 
 def test_dropout_acts_in_training_only_and_at_the_given_rate():

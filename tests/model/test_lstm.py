@@ -69,11 +69,6 @@ def test_lstm_in_bf16_is_near_float32():
     assert (ours.state.weight.grad - exact).norm() < 0.03 * exact.norm()
 
 
-def test_a_mix_begins_as_the_mean_of_the_layers_in_float32():
-    layers = torch.randn(2, 7, 3, 4, generator=torch.Generator().manual_seed(1)).half()
-    torch.testing.assert_close(ScalarMix(3)(layers), layers.float().mean(dim=2))
-
-
 def test_a_mix_is_elmos_equation_1():
     mix = ScalarMix(2)
     mix.scores.data = torch.tensor([0.0, np.log(3.0)]).float()  # softmax: 1/4 and 3/4

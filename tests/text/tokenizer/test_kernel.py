@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.text.tokenizer import tokenizer as tokenizer_module
 from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, split_words
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text
@@ -143,20 +144,26 @@ def test_random_strings_with_a_published_vocabulary(published):
 
 
 @ALL
-def test_a_part_of_the_result_is_the_same_part(normalization):
-    """Without offsets, and with the first pieces alone, as many threads as there may be."""
-    ours = tokenizer(normalization, ADVERSARIAL)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", ["whole", "small"])
+def test_a_part_of_the_result_is_the_same_part(normalization, threads, blocks, monkeypatch):
+    """Without offsets, and with the first pieces alone."""
+    ours = Tokenizer(ADVERSARIAL, NORMALIZATIONS[normalization])
     texts = [text for pool in POOLS for text in strings(pool, 12, 2)]
+    if blocks == "small":
+        monkeypatch.setattr(tokenizer_module, "BLOCK", 24)
+        monkeypatch.setattr(tokenizer_module, "GROUP", 200)
     whole = ours.encode_batch(texts, threads=1)
-    bare = ours.encode_batch(texts, offsets=False, threads=2)
-    assert np.array_equal(bare.ids, whole.ids) and not len(bare.offsets) and not len(bare.word_ids)
+    bare = ours.encode_batch(texts, offsets=False, threads=threads)
+    assert np.array_equal(bare.ids, whole.ids)
     assert np.array_equal(bare.boundaries, whole.boundaries)
-    for most in (0, 1, 3):
-        cut = ours.encode_batch(texts, max_pieces=most)
-        for text, one, all_of_it in zip(texts, cut, whole, strict=True):
+    assert bare.offsets.shape == (0, 2) and bare.word_ids.shape == (0,)
+    for most in (0, 1, 3, 7, 1000, sys.maxsize):
+        cut = ours.encode_batch(texts, max_pieces=most, threads=threads)
+        for text, one, full in zip(texts, cut, whole, strict=True):
             for name in ("ids", "offsets", "word_ids"):
-                expected = getattr(all_of_it, name)[:most]
-                assert np.array_equal(getattr(one, name), expected), ascii(text)
+                same = np.array_equal(getattr(one, name), getattr(full, name)[:most])
+                assert same, ascii(text)
 
 
 def check_code_points(normalization: str, codes: Iterable[int]) -> None:
