@@ -179,19 +179,23 @@ def check_code_points(normalization: str, codes: Iterable[int]) -> None:
     check(Tokenizer(letter_vocabulary(letters), rules), texts)
 
 
-@ALL
-def test_some_code_points(normalization):
-    pages = (0x0, 0x1, 0x3, 0x9, 0x11, 0x1E, 0x20, 0x30, 0xAC, 0xD8, 0xF9, 0x1D1, 0x2B8, 0xE00)
-    codes = [code for page in pages for code in range(page << 8, (page + 1) << 8)]
-    check_code_points(normalization, random.Random(1).sample(codes, 300))
+PAGES = (0x0, 0x1, 0x3, 0x9, 0x11, 0x1E, 0x20, 0x30, 0xAC, 0xD8, 0xF9, 0x1D1, 0x2B8, 0xE00)
+CODES = [code for page in PAGES for code in range(page << 8, (page + 1) << 8)]
+PLANES = [
+    pytest.param(range(plane << 16, (plane + 1) << 16), marks=pytest.mark.slow)
+    for plane in range(17)
+]
 
 
-@pytest.mark.slow
 @ALL
-@pytest.mark.parametrize("plane", range(17))
-def test_every_code_point(normalization, plane):
-    for start in range(plane << 16, (plane + 1) << 16, 1 << 13):
-        check_code_points(normalization, range(start, start + (1 << 13)))
+@pytest.mark.parametrize(
+    "codes",
+    [random.Random(1).sample(CODES, 300), *PLANES],
+    ids=["some", *(f"plane {plane}" for plane in range(17))],
+)
+def test_code_points(normalization, codes):
+    for start in range(0, len(codes), 1 << 13):
+        check_code_points(normalization, codes[start : start + (1 << 13)])
 
 
 @pytest.mark.slow

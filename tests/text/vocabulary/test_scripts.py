@@ -155,6 +155,7 @@ def test_letters_survive_lower_casing_and_only_latin_ones_lose_accents_where_tol
     assert round_trip(KEEP, text) == text.lower()
     assert round_trip(MULTILINGUAL, text) == composed.lower()
     assert round_trip(MULTILINGUAL, decomposed) == composed.lower()
+    assert "が" not in round_trip(GOOGLE_UNCASED, text)
     assert round_trip(LATIN, text) == WITHOUT_LATIN_ACCENTS.get(language, text.lower())
 
 

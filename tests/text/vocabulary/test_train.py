@@ -24,9 +24,6 @@ from bertsmith.text.vocabulary.word_counts import count_words
 
 from ...tiny import write
 
-KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
-JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]
-
 
 def random_words(seed: int, letters: str, number: int = 60, rarest: int = 2) -> dict[str, int]:
     source = random.Random(seed)
@@ -69,21 +66,6 @@ def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
     assert train_vocabulary(reversed(texts * 2), 70).fingerprint == first.fingerprint
     monkeypatch.setattr(word_counts, "BLOCK", 200)
     assert train_vocabulary(documents, 70, workers=2).fingerprint == first.fingerprint
-
-
-@pytest.mark.parametrize("texts", [KOREAN, JAPANESE])
-@pytest.mark.parametrize("strip_accents", ["all", "latin", "none"])
-def test_korean_and_japanese_come_back_whole(texts, strip_accents):
-    normalization = Normalization(strip_accents=strip_accents)
-    vocabulary = train_vocabulary(texts * 2, 36, normalization)
-    tokenizer = Tokenizer(vocabulary, normalization)
-    assert len(vocabulary) == 36
-    encoded = tokenizer.encode_batch(texts)
-    assert vocabulary.unk_id not in encoded.ids
-    if strip_accents != "all":
-        decoded = tokenizer.decode(encoded[0].ids).replace(" ", "")
-        assert decoded == texts[0].replace(" ", "")
-    assert ("ガ" in "".join(vocabulary.pieces)) == (texts is JAPANESE and strip_accents != "all")
 
 
 def test_special_tokens_stand_as_in_googles_files():
