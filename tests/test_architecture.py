@@ -3,13 +3,14 @@
 import ast
 import graphlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import bertsmith
+
+from .tiny import python
 
 ROOT = Path(bertsmith.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -160,11 +161,8 @@ def long_parts(where, source):
 def test_a_file_keeps_the_house_rules(module):
     tree = TREES[module]
     long = [part for part in long_parts(module, SOURCES[module]) if part[0] not in MANY_PARAMETERS]
-    faults = [
-        *wrong_imports(module, tree),
-        *wrong_packages(module, tree),
-        *wrong_statements(module, tree),
-    ]
+    rules = (wrong_imports, wrong_packages, wrong_statements)
+    faults = [fault for rule in rules for fault in rule(module, tree)]
     assert not faults + long, module
     assert ast.get_docstring(tree), "say what is in the file"
 
@@ -204,8 +202,7 @@ def test_a_light_module_imports_nothing_heavy(module):
 def imported(module, *values):
     """What a fresh process says after an import."""
     code = f"import json, sys, {module}; print(json.dumps([{', '.join(values)}]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(python(code).out)
 
 
 def test_one_file_knows_torch_distributed():
@@ -228,7 +225,7 @@ SWALLOWED = "try:\n    f()\nexcept{}:\n    pass"
         (ARROWS, "reports.pages", "import bertsmith.training.loop.loop"),
         (ARROWS, "model.encoder", "from bertsmith.checkpoints import hub"),
         (ARROWS, "model.encoder", "from .. import checkpoints"),
-        (ARROWS, "corpus.dedup", "if T:\n    from bertsmith.training.engine import Engine"),
+        (ARROWS, "corpus.dedup", "if TYPE_CHECKING:\n    from bertsmith.training import engine"),
         (ARROWS, "training.engine", "import bertsmith"),
         (ARROWS, "training.loop.loop", "from bertsmith.training.pretraining.run import pretrain"),
         (ARROWS, "training.pretraining.run", "from bertsmith.training.finetuning import run"),

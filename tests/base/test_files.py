@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -22,16 +20,11 @@ from bertsmith.base.files import (
     write_text,
 )
 
-from ..tiny import write
+from ..tiny import python, write
 
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def run(program, *words, **settings):
-    command = [sys.executable, "-c", program, *map(str, words)]
-    return subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
 
 
 def test_a_file_appears_whole_and_keeps_its_line_ends(tmp_path):
@@ -78,7 +71,7 @@ with atomic_file(Path(sys.argv[1])) as temporary:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     path = write(tmp_path / "weights", "old")
-    assert run(killed, path).returncode == -signal.SIGKILL and path.read_text() == "old"
+    assert python(killed, path).code == -signal.SIGKILL and path.read_text() == "old"
     assert all(name == "weights" or name.startswith(".partial-") for name in names(tmp_path))
 
 
@@ -166,5 +159,5 @@ for number in range(1, 4):
     print(number, flush=True)
     fault_point("place")
 """
-    done = run(program, BERTSMITH_KILL_AT=where)
-    assert (done.returncode, done.stdout.split()) == (code, passed.split())
+    ran = python(program, BERTSMITH_KILL_AT=where)
+    assert (ran.code, ran.out.split()) == (code, passed.split())

@@ -1,14 +1,11 @@
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bertsmith.base import jit
 
-from ..tiny import write
+from ..tiny import python, write
 
 NOTE = "compiling, once on this machine: some seconds\n"
 ENCODE = """
@@ -26,11 +23,11 @@ print(compiled(twice)(4))
 
 
 def plus(number, *given):
-    """A module that prints what a compiled function makes of some numbers."""
-    calls = ", ".join(f"plus({one})" for one in given)
+    """A module with a compiled function, that prints what it makes of some numbers."""
+    printed = f"print({', '.join(f'plus({one})' for one in given)})\n" if given else ""
     return (
         "from bertsmith.base.jit import compiled\n@compiled\ndef plus(x):\n"
-        f"    return {number} + x\nprint({calls})\n"
+        f"    return {number} + x\n{printed}"
     )
 
 
@@ -38,10 +35,9 @@ def run(cache, program=ENCODE, path="", **settings):
     """(stdout, stderr) of a program that finds modules of its own under `path`."""
     program = f"import sys; sys.path.insert(0, {str(path)!r})\n{program}" if path else program
     settings |= {"NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    command, environment = [sys.executable, "-c", program], {**os.environ, **settings}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    code, out, err = python(program, **settings)
+    assert code == 0, err
+    return out, err
 
 
 def test_that_it_compiles_is_said_once_on_a_machine_whatever_is_compiled_later(tmp_path):
@@ -134,7 +130,7 @@ caller.plus(1)
     run(tmp_path / "cache", one, tmp_path)
     later = "import caller; print(caller.plus(0.5), caller.plus(1))"
     for _ in range(2):
-        assert run(tmp_path / "cache", later, tmp_path)[0] == "\n1.5 2\n"
+        assert run(tmp_path / "cache", later, tmp_path)[0] == "1.5 2\n"
 
 
 def test_code_of_an_older_source_is_removed(tmp_path):

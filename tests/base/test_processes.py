@@ -3,15 +3,13 @@
 import functools
 import multiprocessing
 import os
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from bertsmith.base.processes import map_in_order, usable_cores
 
-from ..tiny import write
+from ..tiny import python, write
 
 PERIOD = {"cpu/cpu.cfs_period_us": "100000\n"}
 
@@ -54,8 +52,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "held\ninterrupted\n", done.stderr
+    assert python(program).out == "held\ninterrupted\n"
 
 
 def worked(expressions, workers):

@@ -29,6 +29,7 @@ OURS, OURS_EAGER, RECIPE = "bertsmith", "bertsmith, eager", "bertsmith, the reci
 EAGER, COMPILED = "transformers, eager", "transformers, compiled"
 MASKED_HEAD = "transformers, masked head, compiled"
 FAST, PAPER = "2x64-32-fast", "2x64-32-paper"
+LOST = torch.AcceleratorError("lost")
 
 
 def toy_on_cpu(folder):
@@ -145,16 +146,30 @@ def test_without_our_step_the_others_are_measured_and_nothing_is_a_ratio(call, t
     assert f"| {OURS} | RuntimeError: no compiler |" in page and page.count("not measured") == 4
 
 
-def test_a_call_that_is_cut_off_loses_one_system_and_the_next_goes_on(call, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        call(raising={EAGER: KeyboardInterrupt()})
-    page = (tmp_path / "gpu_pretrain.md").read_text()
-    assert "Cut off before the rounds" in page
-    kept = read_json(tmp_path / "gpu_pretrain.json")["results"][FAST]["systems"]
-    assert kept[OURS]["tokens_per_second"] > 0 and list(kept) == [OURS, EAGER]
+@pytest.mark.parametrize(
+    ("error", "ends", "message", "kept"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, None, "the call was cut off in its first steps"),
+        (
+            LOST,
+            SystemExit,
+            f"{FAST}: lost\n.*call again",
+            f"AcceleratorError: {LOST}",
+        ),
+    ],
+    ids=["interrupt", "lost device"],
+)
+def test_a_call_that_ends_loses_one_system_and_the_next_goes_on(
+    call, tmp_path, error, ends, message, kept
+):
+    with pytest.raises(ends, match=message):
+        call(raising={EAGER: error})
+    assert "Cut off before the rounds" in (tmp_path / "gpu_pretrain.md").read_text()
+    systems = read_json(tmp_path / "gpu_pretrain.json")["results"][FAST]["systems"]
+    assert systems[OURS]["tokens_per_second"] > 0 and list(systems) == [OURS, EAGER]
     result, built = call()
     assert built == [OURS, COMPILED] and result["rounds"] == 1
-    assert result["systems"][EAGER] == {"error": "the call was cut off in its first steps"}
+    assert result["systems"][EAGER] == {"error": kept}
     assert set(result["ratio"]) == {COMPILED}
 
 
@@ -165,14 +180,6 @@ def test_figures_of_a_case_stay_while_it_is_measured_again(call, tmp_path):
         call(raising={OURS: KeyboardInterrupt()})
     result, built = call()
     assert built == [OURS, EAGER] and set(result["ratio"]) == {EAGER}
-
-
-def test_a_device_that_is_lost_ends_the_call_and_the_next_goes_on(call):
-    with pytest.raises(SystemExit, match=f"{FAST}: an illegal address\n.*call again"):
-        call(raising={EAGER: torch.AcceleratorError("an illegal address")})
-    result, built = call()
-    assert built == [OURS, COMPILED]
-    assert result["systems"][EAGER] == {"error": "AcceleratorError: an illegal address"}
 
 
 def test_without_transformers_ours_are_measured_and_the_rest_by_a_later_call(
@@ -217,10 +224,9 @@ def test_no_case_is_begun_that_the_budget_may_not_hold(call, module, capsys):
     ("words", "says"),
     [
         (["--out", "out"], "no CUDA device .*--toy --out DIR rehearses"),
-        *(
-            (words, "--out DIR: a rehearsal must not take the place")
-            for words in (["--device", "cpu", "--toy"], ["--toy"], ["--device", "cpu"])
-        ),
+        (["--device", "cpu", "--toy"], "--out DIR: a rehearsal must not take the place"),
+        (["--toy"], "--out DIR: a rehearsal must not take the place"),
+        (["--device", "cpu"], "--out DIR: a rehearsal must not take the place"),
     ],
 )
 def test_it_says_what_rehearses_and_that_never_writes_into_the_results(

@@ -46,3 +46,10 @@ def assert_as_float64(tolerance, kernel, exact, inputs, above, *modules):
     found = run(kernel, inputs, above, *modules)
     assert_near(found, run_in(torch.float64, exact, inputs, above, *modules), tolerance)
     return found
+
+
+def assert_is_share(dropped, rate):
+    """Of a mask, within five standard deviations of a binomial count."""
+    count = dropped.numel()
+    deviation = (count * rate * (1 - rate)) ** 0.5
+    assert abs(dropped.sum().item() - count * rate) < 5 * deviation

@@ -22,7 +22,7 @@ from bertsmith.model.kernels.attention import (
 )
 from bertsmith.model.kernels.elementwise import rows, without_kernels
 
-from .harness import assert_as_float64, assert_near, run, to
+from .harness import assert_as_float64, assert_is_share, assert_near, run, to
 
 # Norm of the error over the norm of the float64 result. float32: its rounding, some sums long.
 # bf16: 2^-9 a rounding; scores, probabilities and their gradient are each rounded once more than
@@ -111,9 +111,7 @@ def test_forward_and_backward_with_dropout_are_those_of_the_probabilities_kept(
     assert_near(found, run(dropped_attention(kept, rate, mask), exact, above), tolerance[dtype])
     seen = torch.ones_like(kept) if mask is None else mask.expand_as(kept)
     assert not (kept & ~seen).any()
-    count = seen.sum().item()
-    deviation = (count * rate * (1 - rate)) ** 0.5  # of a binomial count
-    assert abs((seen & ~kept).sum().item() - count * rate) < 5 * deviation
+    assert_is_share(~kept[seen], rate)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -118,10 +118,9 @@ def test_no_masked_position_is_no_loss(function, count):
     assert loss == 0 and right == 0 and not table.grad.any()
 
 
-def measured(measuring, dtype=torch.float32, before=lambda: None):
+def measure(measuring, given, before):
     """The loss as in training, then `before`, then only measured: the same, without a gradient."""
-    hidden, table, bias, labels = inputs(40, dtype)
-    labels[3::4] = UNUSED if dtype == torch.float64 else labels[3::4]
+    hidden, table, bias, labels = given
     given = hidden, table.requires_grad_(), bias.requires_grad_(), labels
     expected = [part.item() for part in masked_lm_loss(*given)]
     before()
@@ -133,7 +132,7 @@ def measured(measuring, dtype=torch.float32, before=lambda: None):
 @MEASURING
 def test_when_it_is_only_measured_no_gradient_is_made(measuring, monkeypatch):
     # torch.mm makes those of the hidden vectors
-    measured(measuring, before=lambda: monkeypatch.setattr(torch, "mm", None))
+    measure(measuring, inputs(40), lambda: monkeypatch.setattr(torch, "mm", None))
 
 
 @MEASURING
@@ -151,7 +150,9 @@ def test_when_it_is_only_measured_the_device_makes_no_gradient(measuring, block,
         made.clear()
 
     monkeypatch.setattr(module, "_softmax", noting)
-    measured(measuring, torch.float64, before)  # float64 takes the device's way
+    given = inputs(40, torch.float64)  # takes the device's way
+    given[3][3::4] = UNUSED
+    measure(measuring, given, before)
     assert made and not any(made)
 
 
