@@ -15,7 +15,7 @@ from bertsmith.text.tokenizer import tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer, as_texts
 
-from ..letters import letter_vocabulary, vocabulary_of
+from ..letters import letter_vocabulary, longest_match, vocabulary_of
 
 PIECES = ["un", "##aff", "##able", "want", "##ed", "runn", "##ing", "a", "##a", "b", "##b", "c"]
 PIECES += ["[unused1]", ",", "中", "i", "##c", "##i", "é", "e", "##e", "α", "ας", "##σ", "`"]
@@ -64,17 +64,9 @@ def reference_pieces(text, vocabulary, lowercase):
     """(piece ids, word numbers) of a text, each word matched from the front by trial."""
     ids, numbers = [], []
     for number, word in enumerate(reference_words(text, lowercase)):
-        found, start = [], 0
-        while start < len(word) <= 200:
-            prefix, ends = "##" * (start > 0), range(len(word), start, -1)
-            end = next((end for end in ends if prefix + word[start:end] in vocabulary.ids), 0)
-            if not end:
-                break
-            found.append(vocabulary.ids[prefix + word[start:end]])
-            start = end
-        found = found if start == len(word) else [vocabulary.unk_id]
-        ids += found
-        numbers += [number] * len(found)
+        row = longest_match(word, vocabulary.ids) if len(word) <= 200 else None
+        ids += [vocabulary.ids[piece] for piece in row or ["[UNK]"]]
+        numbers += [number] * len(row or ["[UNK]"])
     return ids, numbers
 
 

@@ -8,7 +8,7 @@ import pytest
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import extended_vocabulary, mine_additions, piece_counts
 
-from ..letters import letter_vocabulary, vocabulary_of
+from ..letters import letter_vocabulary, longest_match, vocabulary_of
 
 LETTERS = "abcde"
 ALPHABET = letter_vocabulary(LETTERS)
@@ -26,27 +26,16 @@ def made_words(seed, count=60):
     return {word: draw.randint(1, 60) for word in sorted(words)}
 
 
-def cut(word, pieces):
-    """Longest match, plainly: "ab" as ["a", "##b"]; None when it fails."""
-    row, rest, prefix = [], word, ""
-    while rest:
-        ends = [end for end in range(len(rest), 0, -1) if prefix + rest[:end] in pieces]
-        if not ends:
-            return None
-        row.append(prefix + rest[: ends[0]])
-        rest, prefix = rest[ends[0] :], "##"
-    return row
-
-
 def length(words, pieces):
-    return sum(count * len(cut(word, pieces) or ["[UNK]"]) for word, count in words.items())
+    unknown = ["[UNK]"]
+    return sum(n * len(longest_match(word, pieces) or unknown) for word, n in words.items())
 
 
 def plain_greedy(words, pieces, limit):
     """The pieces that leave the shortest text, each found by trying all joined runs."""
     pieces, chosen = set(pieces), []
     for _ in range(limit):
-        rows = [cut(word, pieces) for word in words]
+        rows = [longest_match(word, pieces) for word in words]
         runs = {
             row[i] + "".join(part[2:] for part in row[i + 1 : j])
             for row in rows

@@ -11,6 +11,8 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.text.vocabulary import report
 from bertsmith.text.vocabulary.report import WORD_LENGTHS, DuplicateLines, measure
 
+from ..letters import longest_match
+
 LETTERS = "abcéß가"
 # No piece for ß or z, none for a b that begins a word.
 PIECES = [*SPECIAL, "[unused0]", "a", "##a", "##b", "c", "##c", "e", "##e", "##ab", "가", ".", "aa"]
@@ -32,19 +34,6 @@ def random_documents(seed, count=40):
     return [Document("x.txt", 1, lines) for lines in documents]
 
 
-def pieces_of(word):
-    """Greedy longest match, the naive way; None for [UNK]."""
-    found = []
-    while word:
-        prefix = "##" if found else ""
-        fits = [n for n in range(len(word), 0, -1) if prefix + word[:n] in PIECES[5:]]
-        if not fits:
-            return None
-        found.append(prefix + word[: fits[0]])
-        word = word[fits[0] :]
-    return found
-
-
 def by_hand(documents, normalization):
     """The same figures, a word at a time."""
     figures = Counter()
@@ -56,7 +45,7 @@ def by_hand(documents, normalization):
             length = 0
             for word in split_words(line, normalization):
                 raw = line[word.origins[0] : word.origins[-1] + 1]
-                pieces = pieces_of(word.characters)
+                pieces = longest_match(word.characters, PIECES[5:])
                 figures["unknown"] += pieces is None
                 figures["characters"] += len(raw)
                 figures["unknown characters"] += len(raw) * (pieces is None)
