@@ -150,12 +150,7 @@ def test_without_our_step_the_others_are_measured_and_nothing_is_a_ratio(call, t
     ("error", "ends", "message", "kept"),
     [
         (KeyboardInterrupt(), KeyboardInterrupt, None, "the call was cut off in its first steps"),
-        (
-            LOST,
-            SystemExit,
-            f"{FAST}: lost\n.*call again",
-            f"AcceleratorError: {LOST}",
-        ),
+        (LOST, SystemExit, f"{FAST}: lost\n.*call again", f"AcceleratorError: {LOST}"),
     ],
     ids=["interrupt", "lost device"],
 )

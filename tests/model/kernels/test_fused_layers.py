@@ -12,12 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.model.kernels.elementwise import Dropout, vectorized, without_kernels
-from bertsmith.model.kernels.fused_layers import (
-    curves,
-    half_plus_odd,
-    linear_gelu,
-    residual_norm,
-)
+from bertsmith.model.kernels.fused_layers import curves, half_plus_odd, linear_gelu, residual_norm
 
 from .harness import assert_as_float64, assert_near, run, run_in
 

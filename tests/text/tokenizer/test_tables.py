@@ -15,7 +15,6 @@ from bertsmith.text.tokenizer.tables import (
     find_child,
     find_word,
 )
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, match_pieces
 
 from ..letters import vocabulary_of
@@ -149,11 +148,3 @@ def test_words_alike_in_their_last_or_their_first_eight_letters_are_told_apart()
         assert found(built, [codes[c] for c in word]) == vocabulary.ids[word]
     for word in ("ationality", "lationality", "rationali", "r"):
         assert found(built, [codes[c] for c in word]) == -1
-
-
-def test_places_of_whole_words_and_of_words_of_several_pieces():
-    tokenizer = Tokenizer(vocabulary_of("play", "##er", "players", "."))
-    encoded = tokenizer.encode_batch([" Players player.", "play"])
-    assert encoded.ids.tolist() == [7, 5, 6, 8, 5]
-    assert encoded.offsets.tolist() == [[1, 8], [9, 13], [13, 15], [15, 16], [0, 4]]
-    assert encoded.word_ids.tolist() == [0, 1, 1, 2, 0]
