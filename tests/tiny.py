@@ -2,7 +2,10 @@
 
 import contextlib
 import io
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +30,7 @@ PLACES = ("barn", "house", "field", "tree", "river")
 
 
 class Ran(NamedTuple):
-    """What a command left: exit code, standard output, standard error."""
+    """What a command or program left: exit code, standard output, standard error."""
 
     code: int
     out: str
@@ -58,6 +61,13 @@ def refused(*words: object) -> str:
     line = ran.err.splitlines()[-1]
     assert line.startswith(f"bertsmith {command_name([str(word) for word in words])}: "), line
     return line
+
+
+def python(program: str, *words: object, **environment: str) -> Ran:
+    """Run a program of Python in a fresh process."""
+    command = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 def write(path: Path, content: str | bytes | Iterable[str]) -> Path:

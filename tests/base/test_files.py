@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -22,6 +20,8 @@ from bertsmith.base.files import (
     write_text,
 )
 
+from ..tiny import python, write
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -35,8 +35,7 @@ def test_a_file_appears_whole_and_keeps_its_line_ends(tmp_path):
 
 
 def test_an_error_leaves_the_old_file(tmp_path):
-    path = tmp_path / "vocab.txt"
-    write_text(path, "old")
+    path = write(tmp_path / "vocab.txt", "old")
     with pytest.raises(ValueError, match="stop"), atomic_file(path) as temporary:
         temporary.write_text("half")
         raise ValueError("stop")
@@ -47,8 +46,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     path = tmp_path / "run"
     for text in ("old", "new"):
         with atomic_folder(path) as temporary:
-            (temporary / "inner").mkdir()
-            (temporary / "inner" / text).write_text(text)
+            write(temporary / "inner" / text, text)
     assert names(path / "inner") == ["new"] and names(tmp_path) == ["run"]
     with pytest.raises(ValueError, match="stop"), atomic_folder(path) as temporary:
         raise ValueError("stop")
@@ -63,7 +61,8 @@ def test_a_full_disk_is_reported_with_the_name(tmp_path, writer):
     assert caught.value.filename == str(path) and names(tmp_path) == []
 
 
-KILLED = """
+def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path):
+    killed = """
 import os, signal, sys
 from pathlib import Path
 from bertsmith.base.files import atomic_file
@@ -71,38 +70,34 @@ with atomic_file(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def test_a_killed_writer_leaves_nothing_under_the_name(tmp_path):
-    path = tmp_path / "weights"
-    path.write_text("old")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
-    assert done.returncode == -signal.SIGKILL and path.read_text() == "old"
+    path = write(tmp_path / "weights", "old")
+    assert python(killed, path).code == -signal.SIGKILL and path.read_text() == "old"
     assert all(name == "weights" or name.startswith(".partial-") for name in names(tmp_path))
 
 
-def test_json_is_read_back_and_damage_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "value", [{"text": "é", "loss": 1.5}, {"path": os.fsdecode(b"caf\xe9.txt"), "text": "\\é"}]
+)
+def test_json_is_read_back_even_names_of_files_that_are_not_utf_8(tmp_path, value):
     path = tmp_path / "run.json"
-    write_json(path, {"text": "é", "loss": 1.5})
-    assert read_json(path) == {"text": "é", "loss": 1.5}
+    write_json(path, value)
+    assert read_json(path) == read_json_object(path) == value
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"loss": float("nan")})
-    assert read_json(path)["loss"] == 1.5
-    path.write_text('{"a": 1,\n"b"')
-    with pytest.raises(ValueError, match=r"run.json:2: not valid JSON"):
-        read_json(path)
-    path.write_bytes(b'{"\xff": 1}')
-    with pytest.raises(ValueError, match="run.json: not UTF-8 text at byte 2"):
-        read_json(path)
+    assert read_json(path) == value
 
 
-def test_an_object_and_nothing_else_is_read_where_one_must_be(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="config.json: not a JSON object"):
-        read_json_object(path)
-    path.write_text('{"a": 1}')
-    assert read_json_object(path) == {"a": 1}
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_json, '{"a": 1,\n"b"', "run.json:2: not valid JSON"),
+        (read_json, b'{"\xff": 1}', "run.json: not UTF-8 text at byte 2"),
+        (read_json_object, "[]", "run.json: not a JSON object"),
+    ],
+)
+def test_damaged_json_is_named(tmp_path, read, content, message):
+    with pytest.raises(ValueError, match=message):
+        read(write(tmp_path / "run.json", content))
 
 
 def test_no_byte_of_sealed_json_changes_unseen(tmp_path):
@@ -117,16 +112,9 @@ def test_no_byte_of_sealed_json_changes_unseen(tmp_path):
             read_sealed_json(path)
 
 
-def test_json_holds_names_of_files_that_are_not_utf_8(tmp_path):
-    value = {"path": os.fsdecode(b"caf\xe9.txt"), "text": "\\é"}
-    write_json(tmp_path / "a.json", value)
-    assert read_json(tmp_path / "a.json") == value
-
-
 def test_what_killed_writers_left_is_removed(tmp_path):
-    (tmp_path / ".partial-1-a").write_text("half")
-    (tmp_path / ".partial-2-b" / "sub").mkdir(parents=True)
-    (tmp_path / "c").write_text("whole")
+    for name in (".partial-1-a", ".partial-2-b/sub/file", "c"):
+        write(tmp_path / name, "half")
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["c"]
     remove_leftovers(tmp_path / "absent")
@@ -141,8 +129,7 @@ def test_a_folder_is_removed_with_what_a_kill_left_of_one_of_its_name(tmp_path):
 
 
 def test_a_folder_that_a_kill_interrupts_is_never_there_in_part(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "first").touch()
+    write(tmp_path / "a" / "first", "")
 
     def killed(folder, **options):
         if not options:
@@ -152,15 +139,6 @@ def test_a_folder_that_a_kill_interrupts_is_never_there_in_part(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         remove_folder(tmp_path / "a")
     assert not (tmp_path / "a").exists()
-
-
-CODE = """
-from bertsmith.base.files import fault_point
-for number in range(1, 4):
-    fault_point("other")
-    print(number, flush=True)
-    fault_point("place")
-"""
 
 
 @pytest.mark.parametrize(
@@ -174,6 +152,12 @@ for number in range(1, 4):
     ],
 )
 def test_the_process_dies_where_the_environment_says(where, passed, code):
-    environment = os.environ | {"BERTSMITH_KILL_AT": where}
-    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True)
-    assert (done.returncode, done.stdout.decode().split()) == (code, passed.split())
+    program = """
+from bertsmith.base.files import fault_point
+for number in range(1, 4):
+    fault_point("other")
+    print(number, flush=True)
+    fault_point("place")
+"""
+    ran = python(program, BERTSMITH_KILL_AT=where)
+    assert (ran.code, ran.out.split()) == (code, passed.split())

@@ -3,13 +3,15 @@
 import functools
 import multiprocessing
 import os
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from bertsmith.base.processes import map_in_order, usable_cores
+
+from ..tiny import python, write
+
+PERIOD = {"cpu/cpu.cfs_period_us": "100000\n"}
 
 
 @pytest.mark.parametrize(
@@ -19,17 +21,16 @@ from bertsmith.base.processes import map_in_order, usable_cores
         ({"cpu.max": "max 100000\n"}, 8),
         ({"cpu.max": "250000 100000\n"}, 3),
         ({"cpu.max": "10000 100000\n"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1\n"} | PERIOD, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000\n"} | PERIOD, 2),
         ({"cpu.max": "9900000 100000\n"}, 8),
     ],
 )
 def test_affinity_and_quota_limit_the_cores(tmp_path, monkeypatch, files, limit):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    (tmp_path / "cpu").mkdir()
     for name, content in files.items():
-        (tmp_path / name).write_text(content)
+        write(tmp_path / name, content)
     assert usable_cores(tmp_path) == limit
 
 
@@ -51,8 +52,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "held\ninterrupted\n", done.stderr
+    assert python(program).out == "held\ninterrupted\n"
 
 
 def worked(expressions, workers):
@@ -63,11 +63,8 @@ def worked(expressions, workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_results_come_in_order_from_this_process_and_others(workers):
-    expressions = [
-        f"({n}, __import__('os').getpid(), __import__('time').sleep({0.03 * (n % 3)}))"
-        for n in range(60)
-    ]
-    found = list(worked(expressions, workers))
+    slowly = "({}, __import__('os').getpid(), __import__('time').sleep({}))"
+    found = list(worked([slowly.format(n, 0.03 * (n % 3)) for n in range(60)], workers))
     assert [label for label, _ in found] == [f"label {n}" for n in range(60)]
     assert [number for _, (number, *_) in found] == list(range(60))
     processes = [process for _, (_, process, _) in found]
@@ -75,14 +72,20 @@ def test_results_come_in_order_from_this_process_and_others(workers):
     assert min(workers, 2) <= len(set(processes)) <= workers  # a third may start too late
 
 
-def test_for_a_single_item_no_worker_is_started():
+@pytest.fixture
+def no_worker_is_left():
     before = multiprocessing.active_children()
+    yield before
+    assert multiprocessing.active_children() == before
+
+
+def test_for_a_single_item_no_worker_is_started(no_worker_is_left):
+    before = no_worker_is_left
     with closing(worked(["1 + 1", "1 + 2"], 2)) as results:
         assert next(results) == ("label 0", 2)
         assert multiprocessing.active_children() == before
         assert next(results) == ("label 1", 3)
         assert len(multiprocessing.active_children()) == len(before) + 1
-    assert multiprocessing.active_children() == before
 
 
 def test_no_more_are_under_way_than_three_a_worker():
@@ -100,8 +103,7 @@ def test_no_more_are_under_way_than_three_a_worker():
 
 
 @pytest.mark.parametrize("where", [0, 1, 5])
+@pytest.mark.usefixtures("no_worker_is_left")
 def test_an_error_of_the_work_comes_from_whichever_process(where):
-    before = multiprocessing.active_children()
     with pytest.raises(ZeroDivisionError):
         list(worked(["0"] * where + ["1 / 0"] + ["0"] * 20, 2))
-    assert multiprocessing.active_children() == before

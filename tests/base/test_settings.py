@@ -10,6 +10,8 @@ import pytest
 
 from bertsmith.base.settings import from_mapping, parse_duration, read_toml, to_mapping
 
+from ..tiny import write
+
 
 @dataclass
 class Optimizer:
@@ -27,17 +29,9 @@ class Recipe:
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "recipe.toml"
-    path.write_text(text)
-    return path
-
-
 def test_a_toml_file_becomes_the_dataclass(tmp_path):
-    path = written(
-        tmp_path, 'corpus = "store"\nsteps = 10\n[optimizer]\nrate = 1\nbetas = [0.9, 0.98]\n'
-    )
-    recipe = read_toml(Recipe, path)
+    lines = ['corpus = "store"', "steps = 10", "[optimizer]", "rate = 1", "betas = [0.9, 0.98]"]
+    recipe = read_toml(Recipe, write(tmp_path / "recipe.toml", lines))
     assert recipe == Recipe(Path("store"), steps=10, optimizer=Optimizer(1.0, (0.9, 0.98)))
     assert isinstance(recipe.optimizer.rate, float)
 
@@ -54,20 +48,14 @@ def test_a_toml_file_becomes_the_dataclass(tmp_path):
         ("corpus = 3", "corpus = 3: expected Path"),
         ("steps = 3", "missing setting corpus"),
         ("corpus = ", "not valid TOML: Invalid value (at end of document)"),
+        (b'corpus = "\xe9"', "not UTF-8 text at byte 10"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(tmp_path, text, message):
-    path = written(tmp_path, text)
+    path = write(tmp_path / "recipe.toml", text)
     with pytest.raises(ValueError) as caught:
         read_toml(Recipe, path)
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
-
-
-def test_a_file_in_another_encoding_is_named(tmp_path):
-    path = tmp_path / "recipe.toml"
-    path.write_bytes(b'corpus = "\xe9"')
-    with pytest.raises(ValueError, match="recipe.toml: not UTF-8 text at byte 10"):
-        read_toml(Recipe, path)
 
 
 def test_plain_values_give_the_dataclass_back():

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,13 +14,7 @@ from bertsmith.base.terminal import Progress
 def clock(monkeypatch):
     """A clock that the test moves by hand: clock.now += seconds."""
 
-    class Clock:
-        now = 100.0
-
-        def monotonic(self):
-            return self.now
-
-    stand_in = Clock()
+    stand_in = SimpleNamespace(now=100.0, monotonic=lambda: stand_in.now)
     monkeypatch.setattr(terminal, "time", stand_in)
     return stand_in
 

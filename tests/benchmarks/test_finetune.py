@@ -1,49 +1,34 @@
 """The fine-tuning benchmark: its data, the peer's windows and answers, its rules, a toy run."""
 
 import doctest
-import importlib
 import json
 import lzma
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import save_model
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.tasks.squad.files import read_questions
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from ..tiny import write
+from .conftest import BENCHMARKS
+
 WORDS = ["who", "sat", "on", "the", "mat", "a", "big", "cat", "##s", "dog", "ran", "good", "bad"]
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """A script of the benchmarks by its name, as it is found when one of them runs."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
-@pytest.fixture
 def model(tmp_path):
-    """A tiny model in a Hugging Face folder."""
     tokenizer = Tokenizer(Vocabulary([*SPECIAL, *WORDS]))
-    config = ModelConfig(
-        vocab_size=len(tokenizer.vocabulary),
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=400,
-    )
+    config = config_for("2x64", len(tokenizer.vocabulary), max_positions=400)
     start = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
     save_model(start, tokenizer, tmp_path / "model")
     return tmp_path / "model"
@@ -64,26 +49,21 @@ def article(title, count):
 def source(tmp_path):
     """A small copy of the data sets' layout."""
     root = tmp_path / "data"
-    for folder, name, count in (("SST-2", "train", 40), ("SST-2", "dev", 10)):
+    for name, count in (("train", 40), ("dev", 10)):
         rows = [
-            f"the cat{'s' * (k % 2)} sat {'good' if k % 2 else 'bad'}\t{k % 2}"
-            for k in range(count)
+            f"the cat{'s' * (k % 2)} sat {('bad', 'good')[k % 2]}\t{k % 2}" for k in range(count)
         ]
-        path = root / "glue" / folder / f"{name}.tsv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+        write(root / "glue" / "SST-2" / f"{name}.tsv", ["sentence\tlabel", *rows])
     for version, name, counts in (
         ("v1.1", "train-v1.1.json.xz", [2, 3]),
         ("v1.1", "dev-v1.1.json", [2]),
         ("v2.0", "dev-v2.0.json", [1] * 35),
     ):
         value = {"data": [article(f"{version}-{name}-{k}-", n) for k, n in enumerate(counts)]}
-        path = root / "squad" / version / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = json.dumps(value).encode()
-        path.write_bytes(lzma.compress(data) if path.suffix == ".xz" else data)
-    (root / "multichoice-extra").mkdir()
-    (root / "multichoice-extra" / "codah.tsv").write_text("o\tthe\ta\tbig\tcat\tdog\t0\n")
+        path = root / "squad" / version / name
+        write(path, lzma.compress(data) if path.suffix == ".xz" else data)
+    write(root / "multichoice-extra" / "codah.tsv", ["o\tthe\ta\tbig\tcat\tdog\t0"])
     return root
 
 
@@ -127,9 +107,8 @@ def test_the_peer_learns_the_words_of_the_answer(module, model, tmp_path):
     context = " ".join(["the dog ran"] * 60 + ["a big cats sat"] + ["on the mat"] * 60)
     questions = [question("1", context, "big cats"), question("2", context, "", impossible=True)]
     value = {"data": [{"paragraphs": [{"context": context, "qas": questions}]}]}
-    (tmp_path / "questions.json").write_text(json.dumps(value))
+    found = read_questions(write(tmp_path / "questions.json", json.dumps(value)))
     tokenizer = peer.transformers.AutoTokenizer.from_pretrained(model)
-    found = read_questions(tmp_path / "questions.json")
     rows, owners, offsets = peer.windows(found, tokenizer, 300)
     assert owners == [0, 0, 1, 1] and all(len(row["input_ids"]) <= 300 for row in rows)
     spans = [(row["start_positions"], row["end_positions"]) for row in rows]
@@ -190,10 +169,8 @@ def test_what_another_process_wrote_stays(module, tmp_path, monkeypatch):
     table.add(path, "mrpc", "bertsmith", 2, run_of(0.7))
     table.add(path, "rte", "bertsmith", 2, run_of(0.9))
     found = json.loads(path.read_text())["rows"]
-    assert {name: list(row["bertsmith"]) for name, row in found.items()} == {
-        "rte": ["1", "2"],
-        "mrpc": ["2"],
-    }
+    seeds = {name: list(row["bertsmith"]) for name, row in found.items()}
+    assert seeds == {"rte": ["1", "2"], "mrpc": ["2"]}
     page = path.with_suffix(".md").read_text()
     assert page.index("| mrpc |") < page.index("| rte |")  # as in ROWS
     changed = replace(table.ROWS["rte"], flags=("--focal", "2"))
@@ -238,8 +215,7 @@ def test_speeds_are_compared_on_one_kind_of_processor(module):
     said = finetune.verdict(result, "trainer", "f1")
     assert "examples/s **3.00x**, whole command 2.67x" in said  # 1 / the median of 1/4 and 1/2
     result["systems"]["trainer"] = {"2": theirs["2"]}
-    said = finetune.verdict(result, "trainer", "f1")
-    assert said == (
+    assert finetune.verdict(result, "trainer", "f1") == (
         "- bertsmith / trainer: not on one kind of processor; "
         "f1 +0.00 points (-0.50 allowed: holds)\n"
     )
@@ -248,16 +224,10 @@ def test_speeds_are_compared_on_one_kind_of_processor(module):
 @pytest.mark.slow
 def test_a_toy_run_of_both_sides(source, model, tmp_path):
     pytest.importorskip("accelerate")
-    command = [sys.executable, str(FOLDER / "finetune.py"), "--data", str(source)]
+    command = [sys.executable, str(BENCHMARKS / "finetune.py"), "--data", str(source)]
     command += ["--model", str(model), "--out", str(tmp_path), "--threads", "1"]
-    command += [
-        "--examples",
-        "32",
-        "--epochs",
-        "12",
-        "--seeds",
-        "1",
-    ]  # the log has a line every ten steps
+    # the log has a line every ten steps
+    command += ["--examples", "32", "--epochs", "12", "--seeds", "1"]
     for task in ("sst2", "squad1"):
         done = subprocess.run([*command, "--tasks", task], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -273,22 +243,21 @@ def test_a_toy_run_of_both_sides(source, model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_is_trained_measured_and_merged(module, source, model, tmp_path, monkeypatch, capsys):
+def test_a_row_is_trained_measured_and_merged(
+    module, run_main, source, model, tmp_path, monkeypatch, capsys
+):
     table = module("finetune_table")
     setting = table.Setting("squad2", examples=3, epochs=2, batch=2, max_length=64)
     monkeypatch.setattr(table, "ROWS", {"toy": table.Row(setting, 2, tests=("test.json",))})
-    command = ["finetune_table.py", "--data", str(source), "--work", str(tmp_path / "work")]
-    command += ["--model", str(model), "--out", str(tmp_path), "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", [*command, "--minutes", "0"])
-    table.main()
+    command = ["finetune_table", "--data", source, "--work", tmp_path / "work"]
+    command += ["--model", model, "--out", tmp_path, "--threads", "1"]
+    run_main(*command, "--minutes", "0")
     assert not (tmp_path / "finetune_table.json").exists()
-    monkeypatch.setattr(sys, "argv", command)
-    table.main()
+    run_main(*command)
     record = json.loads((tmp_path / "finetune_table.json").read_text())
     runs = record["rows"]["toy"]["bertsmith"]
     assert list(runs) == ["1", "2"] and runs["1"]["examples_per_second"] > 0
     assert runs["1"]["tests"]["test.json"]["answer_f1"] >= 0
     capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", [*command, "--list"])
-    table.main()
+    run_main(*command, "--list")
     assert capsys.readouterr().out == f"{'toy':22}  0 of 2 to run\n"

@@ -1,10 +1,8 @@
 """The GPU's benchmark, rehearsed on the CPU at toy size, without the packages it may not need."""
 
-import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,8 @@ from bertsmith.base.files import read_json
 from bertsmith.model.config import config_for, training_flops
 from bertsmith.training.engine import choose_engine
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from .conftest import BENCHMARKS
+
 OTHERS = (
     "tyro", "rich", "pyarrow", "sklearn", "scipy", "matplotlib", "optuna", "huggingface_hub",
 )  # fmt: skip
@@ -30,22 +29,20 @@ OURS, OURS_EAGER, RECIPE = "bertsmith", "bertsmith, eager", "bertsmith, the reci
 EAGER, COMPILED = "transformers, eager", "transformers, compiled"
 MASKED_HEAD = "transformers, masked head, compiled"
 FAST, PAPER = "2x64-32-fast", "2x64-32-paper"
+LOST = torch.AcceleratorError("lost")
+
+
+def toy_on_cpu(folder):
+    return "--device", "cpu", "--toy", "--out", str(folder)
 
 
 def rehearse(missing, *arguments):
-    command = [sys.executable, "-c", REHEARSAL, str(FOLDER), ",".join(missing), *arguments]
+    command = [sys.executable, "-c", REHEARSAL, str(BENCHMARKS), ",".join(missing), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """A script of the benchmarks by its name, as it is found when one of them runs."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
-
-
-@pytest.fixture
-def call(module, monkeypatch, tmp_path):
+def call(module, run_main, monkeypatch, tmp_path):
     """A call whose systems do nothing, but for those that raise: its results, what was built."""
     measure = module("gpu_pretrain_measure")
     monkeypatch.setattr(measure, "ROUND_SECONDS", 1e-5)
@@ -62,23 +59,18 @@ def call(module, monkeypatch, tmp_path):
             return measure.System((steps or {}).get(name, lambda number: None))
 
         monkeypatch.setattr(measure, "build", build)
-        monkeypatch.setattr(module("gpu_pretrain"), "TOY", [toy(module, only)])
-        where = ["--device", "cpu", "--toy", "--out", str(tmp_path)]
-        monkeypatch.setattr(sys, "argv", ["gpu_pretrain.py", *where, *words])
-        module("gpu_pretrain").main()
+        size, length, recipe = only.split("-")
+        case = module("gpu_pretrain_systems").Case(size, int(length), recipe, rows=4, pieces=200)
+        monkeypatch.setattr(module("gpu_pretrain"), "TOY", [case])
+        run_main("gpu_pretrain", *toy_on_cpu(tmp_path), *words)
         return read_json(tmp_path / "gpu_pretrain.json")["results"][only], built
 
     return call
 
 
-def toy(module, name):
-    size, length, recipe = name.split("-")
-    return module("gpu_pretrain_systems").Case(size, int(length), recipe, rows=4, pieces=200)
-
-
 @pytest.mark.slow
 def test_a_rehearsal_measures_profiles_and_merges(tmp_path):
-    where = ["--device", "cpu", "--toy", "--out", str(tmp_path)]
+    where = toy_on_cpu(tmp_path)
     done = rehearse(OTHERS[:5], *where, "--only", FAST)  # transformers wants a hub
     assert done.returncode == 0, done.stderr
     file = tmp_path / "gpu_pretrain.json"
@@ -100,13 +92,12 @@ def test_a_rehearsal_measures_profiles_and_merges(tmp_path):
 @pytest.mark.slow
 def test_a_rehearsal_needs_pytorch_numpy_numba_and_safetensors_alone(tmp_path):
     missing = [*OTHERS, "transformers", "tokenizers", "accelerate"]
-    done = rehearse(missing, "--device", "cpu", "--toy", "--out", str(tmp_path))
+    done = rehearse(missing, *toy_on_cpu(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("transformers is not installed: its systems are left out\n")
     results = read_json(tmp_path / "gpu_pretrain.json")["results"]
-    assert [list(result["systems"]) for result in results.values()] == [
-        [OURS], [OURS, OURS_EAGER], [OURS, RECIPE, OURS_EAGER],
-    ]  # fmt: skip
+    systems = [list(result["systems"]) for result in results.values()]
+    assert systems == [[OURS], [OURS, OURS_EAGER], [OURS, RECIPE, OURS_EAGER]]
     assert all(result["rounds"] == 1 for result in results.values())
     assert "transformers is not installed" in (tmp_path / "gpu_pretrain.md").read_text()
 
@@ -155,16 +146,25 @@ def test_without_our_step_the_others_are_measured_and_nothing_is_a_ratio(call, t
     assert f"| {OURS} | RuntimeError: no compiler |" in page and page.count("not measured") == 4
 
 
-def test_a_call_that_is_cut_off_loses_one_system_and_the_next_goes_on(call, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        call(raising={EAGER: KeyboardInterrupt()})
-    page = (tmp_path / "gpu_pretrain.md").read_text()
-    assert "Cut off before the rounds" in page
-    kept = read_json(tmp_path / "gpu_pretrain.json")["results"][FAST]["systems"]
-    assert kept[OURS]["tokens_per_second"] > 0 and list(kept) == [OURS, EAGER]
+@pytest.mark.parametrize(
+    ("error", "ends", "message", "kept"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, None, "the call was cut off in its first steps"),
+        (LOST, SystemExit, f"{FAST}: lost\n.*call again", f"AcceleratorError: {LOST}"),
+    ],
+    ids=["interrupt", "lost device"],
+)
+def test_a_call_that_ends_loses_one_system_and_the_next_goes_on(
+    call, tmp_path, error, ends, message, kept
+):
+    with pytest.raises(ends, match=message):
+        call(raising={EAGER: error})
+    assert "Cut off before the rounds" in (tmp_path / "gpu_pretrain.md").read_text()
+    systems = read_json(tmp_path / "gpu_pretrain.json")["results"][FAST]["systems"]
+    assert systems[OURS]["tokens_per_second"] > 0 and list(systems) == [OURS, EAGER]
     result, built = call()
     assert built == [OURS, COMPILED] and result["rounds"] == 1
-    assert result["systems"][EAGER] == {"error": "the call was cut off in its first steps"}
+    assert result["systems"][EAGER] == {"error": kept}
     assert set(result["ratio"]) == {COMPILED}
 
 
@@ -175,14 +175,6 @@ def test_figures_of_a_case_stay_while_it_is_measured_again(call, tmp_path):
         call(raising={OURS: KeyboardInterrupt()})
     result, built = call()
     assert built == [OURS, EAGER] and set(result["ratio"]) == {EAGER}
-
-
-def test_a_device_that_is_lost_ends_the_call_and_the_next_goes_on(call):
-    with pytest.raises(SystemExit, match=f"{FAST}: an illegal address\n.*call again"):
-        call(raising={EAGER: torch.AcceleratorError("an illegal address")})
-    result, built = call()
-    assert built == [OURS, COMPILED]
-    assert result["systems"][EAGER] == {"error": "AcceleratorError: an illegal address"}
 
 
 def test_without_transformers_ours_are_measured_and_the_rest_by_a_later_call(
@@ -223,18 +215,22 @@ def test_no_case_is_begun_that_the_budget_may_not_hold(call, module, capsys):
     assert f"{PAPER}: left for another call" in capsys.readouterr().err
 
 
-def test_without_a_cuda_device_it_says_what_rehearses(module, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--out", "out"], "no CUDA device .*--toy --out DIR rehearses"),
+        (["--device", "cpu", "--toy"], "--out DIR: a rehearsal must not take the place"),
+        (["--toy"], "--out DIR: a rehearsal must not take the place"),
+        (["--device", "cpu"], "--out DIR: a rehearsal must not take the place"),
+    ],
+)
+def test_it_says_what_rehearses_and_that_never_writes_into_the_results(
+    run_main, monkeypatch, tmp_path, words, says
+):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_pretrain.py", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="missing: no CUDA device .*--toy --out DIR rehearses"):
-        module("gpu_pretrain").main()
-
-
-@pytest.mark.parametrize("words", [["--device", "cpu", "--toy"], ["--toy"], ["--device", "cpu"]])
-def test_a_rehearsal_never_writes_into_the_results(module, monkeypatch, words):
-    monkeypatch.setattr(sys, "argv", ["gpu_pretrain.py", *words])
-    with pytest.raises(SystemExit, match="missing: --out DIR: a rehearsal must not take the place"):
-        module("gpu_pretrain").main()
+    with pytest.raises(SystemExit, match=f"missing: {says}"):
+        run_main("gpu_pretrain", *words)
 
 
 def test_what_the_bars_ask_comes_first_and_all_of_the_cpus_cases_are_there(module):
@@ -260,9 +256,8 @@ def test_a_system_trains_by_its_recipe_and_a_peer_on_the_rows_of_ours(module):
         return settings
 
     paper = of(OURS, "paper")
-    assert (paper.optimizer, paper.activation, paper.objective) == (
-        "paper-adam", "gelu_tanh", "mlm+nsp",
-    )  # fmt: skip
+    assert (paper.optimizer, paper.activation) == ("paper-adam", "gelu_tanh")
+    assert paper.objective == "mlm+nsp"
     assert paper.dropout == paper.attention_dropout == 0.1 and paper.mlm_probability == 0.15
     fast, recipe = of(OURS, "others"), of(RECIPE, "others")
     assert (fast.objective, fast.dropout, fast.mlm_probability) == ("mlm", 0.0, 0.15)
@@ -291,7 +286,7 @@ def test_kernels_of_attention_that_a_device_lacks_say_so(module):
     measure.attentions(2, 16, engine, result, lambda: saved.append(dict(result)))
     assert saved == [result] and result["milliseconds"]["flash, full rows"] > 0
     assert "error" in result["milliseconds"]["variable length, pieces"]
-    about = {"command": "", "date": "", "device": "", "torch": "", "python": "", "transformers": ""}
+    about = dict.fromkeys(("command", "date", "device", "torch", "python", "transformers"), "")
     page = report.markdown({**about, "results": {"attention-16": result}})
     assert "## attention-16: 2 rows of 16" in page
     assert "| variable length, pieces | NotImplementedError: " in page

@@ -1,24 +1,16 @@
 """The pre-training benchmarks: who takes turns with whom, and their pages; nothing is measured."""
 
-import importlib
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
 
 from bertsmith.base.files import read_json
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from .conftest import BENCHMARKS
+
 FAST, BF16, RECIPE = "bertsmith, fast", "bertsmith, fast, bf16", "bertsmith, the recipe fast"
 MASKED_HEAD = "transformers, masked head, dropout 0"
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """A script of the benchmarks by its name, as it is found when one of them runs."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -86,26 +78,23 @@ def test_at_other_sizes_all_take_turns(module, compare):
 
 
 def test_the_page_is_that_of_the_results(module):
-    record = read_json(FOLDER / "results" / "pretrain.json")
-    text = (FOLDER / "results" / "pretrain.md").read_text(encoding="utf-8")
+    record = read_json(BENCHMARKS / "results" / "pretrain.json")
+    text = (BENCHMARKS / "results" / "pretrain.md").read_text(encoding="utf-8")
     assert module("pretrain").table(record) == text
 
 
-def test_first_steps_measured_before_are_kept(module, monkeypatch, tmp_path):
-    script, seconds = module("first_step"), itertools.count(1)
-    asked = []
+def test_first_steps_measured_before_are_kept(module, run_main, monkeypatch, tmp_path):
+    script, asked = module("first_step"), []
 
     def measured(store, size, batch):
         asked.append((store.name, size, batch))
-        return float(next(seconds))
+        return float(len(asked))
 
     monkeypatch.setattr(script, "seconds_to_first_step", measured)
     monkeypatch.setattr(script, "measure_peak", lambda engine: 1e9)
 
     def run(*words):
-        store = str(tmp_path / "store")
-        monkeypatch.setattr(sys, "argv", ["", store, "--out", str(tmp_path), *words])
-        script.main()
+        run_main("first_step", tmp_path / "store", "--out", tmp_path, *words)
         return read_json(tmp_path / "first_step.json")
 
     first = run("--sizes", "tiny", "base", "--batch", "8")

@@ -1,25 +1,19 @@
 """docs/design/scale.md holds what benchmarks/scale.py computes."""
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from bertsmith.base.files import read_json
+
+from .conftest import BENCHMARKS
 
 
 @pytest.fixture
-def scale(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import scale
-
-    yield scale
-    sys.modules.pop("scale", None)
+def scale(module):
+    return module("scale")
 
 
 def test_the_page_holds_the_tables(scale):
-    page = (ROOT / "docs/design/scale.md").read_text(encoding="utf-8")
+    page = (BENCHMARKS.parent / "docs/design/scale.md").read_text(encoding="utf-8")
     for table in scale.tables():
         assert table in page, f"python benchmarks/scale.py prints:\n{table}"
 
@@ -34,20 +28,14 @@ def test_the_arithmetic_by_hand(scale):
     assert scale.shards(1e12) == pytest.approx(1e12 * scale.measured("tokens") / 2**24)
 
 
-def test_constants_are_those_of_the_results(scale):
-    def runs(name):
-        file = ROOT / "benchmarks/results" / name
-        return json.loads(file.read_text(encoding="utf-8"))["runs"]
-
-    (load,) = (
-        run["tokens_per_second"]
-        for run in runs("loader.json")
-        if (run["name"], run["length"]) == ("mlm+nsp", 128)
-    )
-    (build,) = (
-        run["megabytes_per_core_second"]
-        for run in runs("corpus.json")
-        if (run["megabytes"], run["workers"]) == (1000, 2)
-    )
-    assert scale.measured("load") == pytest.approx(load, rel=0.005)  # to three digits
-    assert scale.measured("build") == pytest.approx(build * 1e6)
+@pytest.mark.parametrize(
+    ("figure", "file", "wanted", "name", "unit"),
+    [
+        ("load", "loader", {"name": "mlm+nsp", "length": 128}, "tokens_per_second", 1),
+        ("build", "corpus", {"megabytes": 1000, "workers": 2}, "megabytes_per_core_second", 1e6),
+    ],
+)
+def test_constants_are_those_of_the_results(scale, figure, file, wanted, name, unit):
+    runs = read_json(BENCHMARKS / "results" / f"{file}.json")["runs"]
+    (run,) = (run for run in runs if wanted.items() <= run.items())
+    assert scale.measured(figure) == pytest.approx(run[name] * unit, rel=0.005)  # to three digits

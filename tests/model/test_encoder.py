@@ -23,22 +23,13 @@ VARIANTS = pytest.mark.parametrize("variant", OPTIONS, ids=NAMES)
 
 
 def config(**changes):
-    shape = {
-        "vocab_size": V,
-        "hidden_size": 32,
-        "num_layers": 3,
-        "num_heads": 4,
-        "intermediate_size": 64,
-        "max_positions": 16,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    }
-    return ModelConfig(**(shape | changes))
+    shape = {"vocab_size": V, "hidden_size": 32, "num_layers": 3, "num_heads": 4}
+    shape |= {"intermediate_size": 64, "max_positions": 16, "dropout": 0.0}
+    return ModelConfig(**(shape | {"attention_dropout": 0.0} | changes))
 
 
 def encoder(**changes):
-    settings = config(**changes)
-    return initialize(Encoder(settings), 0.2, torch.Generator().manual_seed(0))
+    return initialize(Encoder(config(**changes)), 0.2, torch.Generator().manual_seed(0))
 
 
 def inputs(seed=1):
@@ -47,31 +38,14 @@ def inputs(seed=1):
     return ids, torch.randint(2, (B, S), generator=generator)
 
 
-@FULL_OR_PADDED
-@CAUSAL
-def test_a_later_token_changes_an_earlier_output_only_when_attention_is_bidirectional(
-    causal, lengths
-):
-    model, (ids, types) = encoder(causal=causal), inputs()
-    changed = ids.clone()
-    changed[:, 3] = (changed[:, 3] + 1) % V  # real in every row
-    difference = (model(ids, types, lengths) - model(changed, types, lengths)).abs().amax(dim=2)
-    assert (difference[:, 3] > 1e-3).all()
-    if causal:
-        assert (difference[:, :3] == 0).all()
-    else:
-        assert (difference[:, :3] > 1e-4).all()
-
-
 @CAUSAL
 def test_what_stands_in_the_padding_does_not_matter(causal):
     model, (ids, types) = encoder(causal=causal), inputs()
     real = torch.arange(S) < LENGTHS[:, None]
     other_ids, other_types = inputs(seed=7)
     expected = model(ids, types, LENGTHS)
-    hidden = model(
-        torch.where(real, ids, other_ids), torch.where(real, types, other_types), LENGTHS
-    )
+    mixed = torch.where(real, ids, other_ids), torch.where(real, types, other_types)
+    hidden = model(*mixed, LENGTHS)
     assert torch.equal(hidden[real], expected[real])
     alone = model(ids[1:2, : LENGTHS[1]], types[1:2, : LENGTHS[1]])
     torch.testing.assert_close(alone[0], expected[1, : LENGTHS[1]], rtol=1e-5, atol=1e-5)
@@ -93,12 +67,6 @@ def test_segments_default_to_the_first():
     assert torch.equal(model(ids), model(ids, torch.zeros_like(ids)))
 
 
-def test_the_two_activations_differ_by_about_a_thousandth():
-    ids, types = inputs()
-    erf, tanh = encoder()(ids, types), encoder(activation="gelu_tanh")(ids, types)
-    assert 1e-5 < (erf - tanh).abs().max() < 1e-2
-
-
 def test_dropout_acts_in_training_only_and_at_the_given_rate():
     model, (ids, types) = encoder(dropout=0.25), inputs()
     assert torch.equal(model.eval()(ids, types), model(ids, types))
@@ -114,8 +82,7 @@ def test_a_row_longer_than_the_positions_is_refused():
 
 def test_the_language_model_head_reads_only_the_chosen_positions():
     """The whole way by hand: every position through the encoder, then the heads at the chosen."""
-    model = PreTrainingModel(config())
-    initialize(model, 0.2, torch.Generator().manual_seed(0))
+    model = initialize(PreTrainingModel(config()), 0.2, torch.Generator().manual_seed(0))
     nn.init.normal_(model.mlm.bias, generator=torch.Generator().manual_seed(1))
     ids, types = inputs()
     positions = torch.tensor([[1, 3], [2, 0], [5, 0]])

@@ -14,13 +14,23 @@ from bertsmith.model.initialization import WithoutInitialization, initialize, lo
 
 from .test_encoder import NAMES, OPTIONS
 
+SHAPE = ModelConfig(2000, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
+
+
+def drawn(model=None):
+    model = model or SequenceClassifier(SHAPE, num_outputs=3)
+    return initialize(model, 0.02, torch.Generator().manual_seed(3))
+
+
+def assert_same(model, other):
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
+
 
 def test_initialisation_is_a_truncated_normal_of_the_generator():
-    shape = ModelConfig(2000, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
-    model = SequenceClassifier(shape, num_outputs=3)
+    model = SequenceClassifier(SHAPE, num_outputs=3)
     for parameter in model.parameters():
         nn.init.constant_(parameter, 7.0)
-    initialize(model, 0.02, torch.Generator().manual_seed(3))
+    drawn(model)
     weight = model.encoder.embeddings.token.weight
     # cut at 2 std a normal has 0.8796 of its standard deviation
     assert abs(weight.std() / (0.02 * 0.8796) - 1) < 0.01
@@ -33,20 +43,18 @@ def test_initialisation_is_a_truncated_normal_of_the_generator():
         else:
             assert parameter.abs().max() <= 0.04 and parameter.std() > 0.01, name
     with WithoutInitialization():
-        undrawn = SequenceClassifier(shape, 3)
-    again = initialize(undrawn, 0.02, torch.Generator().manual_seed(3))
-    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+        undrawn = SequenceClassifier(SHAPE, 3)
+    assert_same(drawn(undrawn), model)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_weights_are_those_of_the_seed_alone(monkeypatch, threads):
     """Not of the threads; and no two weights, or chunks of one, are alike."""
     monkeypatch.setattr(initialization, "CHUNK", 1000)
-    shape = ModelConfig(500, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=128)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        model = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+        model = drawn()
     finally:
         torch.set_num_threads(before)
     weights = [w for w in model.parameters() if w.ndim == 2]
@@ -54,19 +62,14 @@ def test_weights_are_those_of_the_seed_alone(monkeypatch, threads):
     assert len(firsts.unique(dim=0)) == len(firsts)
     table = model.encoder.embeddings.token.weight.flatten()
     assert len(table.unique()) > 0.95 * len(table)
-    # the same in both cases, of one thread and of three
-    one = torch.Generator().manual_seed(3)
-    again = initialize(SequenceClassifier(shape, 3), 0.02, one)
-    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert_same(drawn(), model)  # the same in both cases, of one thread and of three
 
 
 def test_weights_are_drawn_in_inference_mode_too():
     """The threads that draw are not in the caller's mode; load_model draws heads a folder lacks."""
-    shape = ModelConfig(50, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
-    outside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
+    outside = drawn()
     with torch.inference_mode():
-        inside = initialize(SequenceClassifier(shape, 3), 0.02, torch.Generator().manual_seed(3))
-        torch.testing.assert_close(inside.state_dict(), outside.state_dict(), rtol=0, atol=0)
+        assert_same(drawn(), outside)
     outside.encoder.embeddings.token.weight.sum().backward()  # still a parameter that learns
 
 
@@ -119,9 +122,8 @@ def test_everything_stays_an_ordinary_trainable_encoder(encoder):
     assert all(parameter.requires_grad for parameter in encoder.parameters())
     assert all(parameter.isfinite().all() for parameter in encoder.parameters())
     table = encoder.embeddings.position.weight
-    assert table[1:].square().mean().sqrt().item() == pytest.approx(
-        1 / math.sqrt(3 * 128), rel=0.01
-    )
+    root_mean_square = table[1:].square().mean().sqrt().item()
+    assert root_mean_square == pytest.approx(1 / math.sqrt(3 * 128), rel=0.01)
     assert not table[0].any()
 
 

@@ -1,22 +1,34 @@
 """A kernel and PyTorch's operators on the same tensors, forward and backward."""
 
+import copy
+
+import torch
+
 from bertsmith.model.kernels.elementwise import seed_dropout
 
 
 def run(function, inputs, above, *modules):
-    """[result, gradients by the inputs, gradients by the modules' parameters], given that above."""
+    """[result, gradients by the inputs and the modules' parameters] of function(*modules, *inputs).
+
+    `above` is the gradient of the result.
+    """
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     for parameter in parameters:
         parameter.grad = None
     seed_dropout(5)
-    result = function(*leaves)
+    result = function(*modules, *leaves)
     result.backward(above.to(result.dtype))
     return [result.detach(), *(x.grad for x in [*leaves, *parameters])]
 
 
-def to(dtype, tensors):
-    return [tensor.to(dtype) for tensor in tensors]
+def run_in(dtype, function, inputs, above, *modules):
+    """The same of copies in another type."""
+    return run(function, to(dtype, inputs), above, *to(dtype, map(copy.deepcopy, modules)))
+
+
+def to(dtype, parts):
+    return [part.to(dtype) for part in parts]
 
 
 def error(found, expected):
@@ -27,3 +39,17 @@ def error(found, expected):
 def assert_near(found, expected, tolerance):
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert error(one, other) < tolerance, number
+
+
+def assert_as_float64(tolerance, kernel, exact, inputs, above, *modules):
+    """The kernel's result and gradients beside those of operators in float64; the kernel's."""
+    found = run(kernel, inputs, above, *modules)
+    assert_near(found, run_in(torch.float64, exact, inputs, above, *modules), tolerance)
+    return found
+
+
+def assert_is_share(dropped, rate):
+    """Of a mask, within five standard deviations of a binomial count."""
+    count = dropped.numel()
+    deviation = (count * rate * (1 - rate)) ** 0.5
+    assert abs(dropped.sum().item() - count * rate) < 5 * deviation

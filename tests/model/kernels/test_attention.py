@@ -1,5 +1,8 @@
 """Attention of a CPU and of a GPU beside float64 and beside a mask."""
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -12,15 +15,14 @@ from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels import attention as attention_module
 from bertsmith.model.kernels.attention import (
-    _Attention,
     attention,
     has_flash,
     row_pieces,
     softmax_gradient_rows,
 )
-from bertsmith.model.kernels.elementwise import rows, seed_dropout, without_kernels
+from bertsmith.model.kernels.elementwise import rows, without_kernels
 
-from .harness import assert_near, error, run, to
+from .harness import assert_as_float64, assert_is_share, assert_near, run, to
 
 # Norm of the error over the norm of the float64 result. float32: its rounding, some sums long.
 # bf16: 2^-9 a rounding; scores, probabilities and their gradient are each rounded once more than
@@ -29,10 +31,10 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 B, A, D = 3, 2, 64
 
 
-def inputs(queries, keys, seed=1):
-    generator = torch.Generator().manual_seed(seed)
+def inputs(queries, keys, size=1.5):
+    generator = torch.Generator().manual_seed(1)
     shapes = (B, A, queries, D), (B, A, keys, D), (B, A, keys, D), (B, A, queries, D)
-    return [1.5 * torch.randn(shape, generator=generator) for shape in shapes]
+    return [size * torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def masks(queries, keys):
@@ -44,7 +46,7 @@ def masks(queries, keys):
 
 
 def exact(mask=None, causal=False):
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -53,16 +55,14 @@ def exact(mask=None, causal=False):
 def test_forward_and_backward_equal_float64(dtype, kind, shape):
     *tensors, above = to(dtype, inputs(*shape))
     mask = masks(*shape)[kind]
-    found = run(lambda q, k, v: attention(q, k, v, mask), tensors, above)
-    expected = run(exact(mask), to(torch.float64, tensors), above)
-    assert_near(found, expected, TOLERANCE[dtype])
+    ours = functools.partial(attention, mask=mask)
+    assert_as_float64(TOLERANCE[dtype], ours, exact(mask), tensors, above)
 
 
 def test_causal_without_a_mask_and_strided_inputs():
     *tensors, above = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(16, 16))
-    found = run(lambda q, k, v: attention(q, k, v, causal=True), tensors, above)
-    expected = run(exact(causal=True), to(torch.float64, tensors), above)
-    assert_near(found, expected, TOLERANCE[torch.float32])
+    ours = functools.partial(attention, causal=True)
+    assert_as_float64(TOLERANCE[torch.float32], ours, exact(causal=True), tensors, above)
 
 
 def dropped_attention(kept, rate, mask=None):
@@ -77,31 +77,41 @@ def dropped_attention(kept, rate, mask=None):
     return compute
 
 
-def assert_is_share(dropped, count, rate):
-    """Within five standard deviations of a binomial count."""
-    assert abs(dropped - count * rate) < 5 * (count * rate * (1 - rate)) ** 0.5
+# PyTorch's own drop otherwise: float32 has their exponential's error too.
+PYTORCHS = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
-def test_dropout_drops_its_share_and_its_gradient_is_that_of_the_same_mask():
-    rate, (q, k, v, gradient) = 0.25, inputs(24, 40)
-    identity = torch.eye(40).expand(B, A, -1, -1).contiguous()  # D = 40: values that show p
-    seed_dropout(7)
-    shares = _Attention.apply(q, k, identity, None, rate)
-    plain = _Attention.apply(q, k, identity, None, 0.0)
-    kept = shares != 0
-    torch.testing.assert_close(shares[kept], plain[kept] / (1 - rate))
-    assert_is_share((~kept).sum().item(), kept.numel(), rate)
-    # the same key once more: as if the mask had been a constant
-    weights = torch.softmax(q.double() @ k.double().transpose(2, 3) / D**0.5, -1)
-    assert error(plain, weights) < TOLERANCE[torch.float32]
-
-    def ours(q, k, v):
-        seed_dropout(7)
-        return attention(q, k, v, dropout=rate)
-
-    found = run(ours, [q, k, v], gradient)
-    expected = run(dropped_attention(kept, rate), to(torch.float64, [q, k, v]), gradient)
-    assert_near(found, expected, TOLERANCE[torch.float32])
+@pytest.mark.parametrize(
+    ("device", "kernels", "tolerance"),
+    [
+        ("cpu", contextlib.nullcontext, TOLERANCE),
+        ("cpu", without_kernels, PYTORCHS),
+        pytest.param("cuda", without_kernels, PYTORCHS, marks=pytest.mark.gpu),
+    ],
+    ids=["ours", "PyTorch's", "a GPU's"],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_forward_and_backward_with_dropout_are_those_of_the_probabilities_kept(
+    device, kernels, tolerance, masked, dtype
+):
+    """Values that are one unit vector for each key show which probabilities a kernel dropped."""
+    rate, keys = 0.25, D  # as many keys as numbers of a head
+    q, k, _, above = to(dtype, inputs(keys, keys, size=1.0))
+    values = torch.eye(keys, dtype=dtype).expand(B, A, -1, -1)
+    mask = masks(keys, keys)["padded"] if masked else None
+    on_device = None if mask is None else mask.to(device)
+    torch.manual_seed(1)
+    with kernels():
+        ours = functools.partial(attention, mask=on_device, dropout=rate)
+        found = run(ours, to(device, (q, k, values)), above.to(device))
+    found = to("cpu", found)
+    kept = found[0] != 0
+    exact = to(torch.float64, (q, k, values))
+    assert_near(found, run(dropped_attention(kept, rate, mask), exact, above), tolerance[dtype])
+    seen = torch.ones_like(kept) if mask is None else mask.expand_as(kept)
+    assert not (kept & ~seen).any()
+    assert_is_share(~kept[seen], rate)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -168,15 +178,16 @@ def test_real_tokens_see_in_pieces_what_the_mask_shows_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size"),
-    [("cpu", torch.bfloat16, 64), ("cuda", torch.float32, 64), ("cuda", torch.bfloat16, 60)],
+    ("device", "dtype", "head_size", "takes_pieces"),
+    [
+        ("cuda", torch.bfloat16, 64, True),
+        ("cuda", torch.bfloat16, 60, False),
+        ("cuda", torch.float32, 64, False),
+        ("cpu", torch.bfloat16, 64, False),
+    ],
 )
-def test_other_cases_keep_the_mask(device, dtype, head_size):
-    assert not has_flash(torch.device(device), dtype, head_size)
-
-
-def test_a_gpu_in_bf16_has_it():
-    assert has_flash(torch.device("cuda"), torch.bfloat16, 64)
+def test_a_gpu_takes_pieces_in_bf16_alone(device, dtype, head_size, takes_pieces):
+    assert has_flash(torch.device(device), dtype, head_size) == takes_pieces
 
 
 @pytest.mark.slow
@@ -207,36 +218,3 @@ def test_forward_and_backward_equal_the_mask_on_a_gpu():
         real.square().sum().backward()
         results.append([real.detach(), *(leaf.grad for leaf in leaves)])
     assert_near(*results, 2e-2)  # bf16: inputs, softmax, output rounded
-
-
-# Norm of the error over the norm of the float64 result, of equal inputs. float32: its sums (and the
-# CPU's kernels their exponential). bf16: probabilities, their gradient and the results are rounded.
-DROPPED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", DROPPED)
-def test_forward_and_backward_with_dropout_are_those_of_the_probabilities_kept(
-    device, masked, dtype
-):
-    """Values that are one unit vector for each key show which probabilities a kernel dropped."""
-    size, rate = 64, 0.25  # keys, and numbers of a head
-    generator = torch.Generator().manual_seed(1)
-    draws = torch.randn(3, B, A, size, size, generator=generator).to(dtype)
-    values = torch.eye(size, dtype=dtype).expand(B, A, -1, -1)
-    lengths = torch.tensor([size, size // 2, 9])
-    mask = (torch.arange(size) < lengths[:, None])[:, None, None] if masked else None
-    *tensors, above = (x.to(device) for x in (draws[0], draws[1], values, draws[2]))
-    torch.manual_seed(1)
-    on_device = None if mask is None else mask.to(device)
-    with without_kernels():  # PyTorch's on a CPU too; ours is above
-        found = run(lambda q, k, v: attention(q, k, v, on_device, dropout=rate), tensors, above)
-    found = [x.cpu() for x in found]
-    kept = found[0] != 0
-    exact = [x.double() for x in (draws[0], draws[1], values)]
-    expected = run(dropped_attention(kept, rate, mask), exact, draws[2])
-    real = torch.ones_like(kept) if mask is None else mask.expand_as(kept)
-    assert not (kept & ~real).any()
-    assert_is_share(int((real & ~kept).sum()), int(real.sum()), rate)
-    assert_near(found, expected, DROPPED[dtype])

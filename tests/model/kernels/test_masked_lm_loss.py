@@ -11,7 +11,7 @@ from bertsmith.model.kernels import masked_lm_loss as module
 from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 
-from .harness import assert_near, run, to
+from .harness import assert_as_float64
 
 H, V = 32, 700  # 700 is not a multiple of 64
 # Error norm over norm. bf16: logits, softmax or its gradient, and products are rounded to 2^-9.
@@ -55,24 +55,25 @@ def check(function, dtype, unused=False):
         return F.cross_entropy(logits, labels, reduction="sum")
 
     tensors, third = [hidden.to(dtype), *weights], torch.tensor(1 / 3, dtype=torch.float64)
-    found = run(ours, tensors, third)
+    found = assert_as_float64(TOLERANCE[dtype], ours, exact, tensors, third)
     assert [part.dtype for part in found[1:]] == [part.dtype for part in tensors]
-    assert_near(found, run(exact, to(torch.float64, tensors), third), TOLERANCE[dtype])
     assert rights[0] == rights[1] >= 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("block", [512, 7])
-def test_loss_and_gradients_equal_float64(dtype, block, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", block)
-    check(masked_lm_loss, dtype)
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@BLOCKS
-def test_the_devices_loss_and_gradients_equal_float64(dtype, block, monkeypatch):
-    monkeypatch.setattr(module, "CUDA_BLOCK", block)
-    check(device_loss, dtype, unused=True)
+@pytest.mark.parametrize(
+    ("function", "name", "block"),
+    [
+        (masked_lm_loss, "BLOCK", 512),
+        (masked_lm_loss, "BLOCK", 7),
+        (device_loss, "CUDA_BLOCK", 8192),
+        (device_loss, "CUDA_BLOCK", 7),
+    ],
+    ids=["kernel", "kernel in blocks", "device", "device in blocks"],
+)
+def test_loss_and_gradients_equal_float64(function, name, block, dtype, monkeypatch):
+    monkeypatch.setattr(module, name, block)
+    check(function, dtype, unused=function is device_loss)
 
 
 @pytest.mark.slow
@@ -117,16 +118,21 @@ def test_no_masked_position_is_no_loss(function, count):
     assert loss == 0 and right == 0 and not table.grad.any()
 
 
+def measure(measuring, given, before):
+    """The loss as in training, then `before`, then only measured: the same, without a gradient."""
+    hidden, table, bias, labels = given
+    given = hidden, table.requires_grad_(), bias.requires_grad_(), labels
+    expected = [part.item() for part in masked_lm_loss(*given)]
+    before()
+    with measuring():
+        found = masked_lm_loss(*given)
+    assert not found[0].requires_grad and [part.item() for part in found] == expected
+
+
 @MEASURING
 def test_when_it_is_only_measured_no_gradient_is_made(measuring, monkeypatch):
-    hidden, table, bias, labels = inputs(40)
-    weights = table.requires_grad_(), bias.requires_grad_()
-    loss, right = masked_lm_loss(hidden, *weights, labels)
-    monkeypatch.setattr(torch, "mm", None)  # which makes those of the hidden vectors
-    with measuring():
-        found, count = masked_lm_loss(hidden, *weights, labels)
-    assert not found.requires_grad
-    assert (found.item(), count.item()) == (loss.item(), right.item())
+    # torch.mm makes those of the hidden vectors
+    measure(measuring, inputs(40), lambda: monkeypatch.setattr(torch, "mm", None))
 
 
 @MEASURING
@@ -139,30 +145,22 @@ def test_when_it_is_only_measured_the_device_makes_no_gradient(measuring, block,
         made.append((found := real(*given))[2] is not None)
         return found
 
+    def before():
+        assert made and all(made)
+        made.clear()
+
     monkeypatch.setattr(module, "_softmax", noting)
-    hidden, table, bias, labels = inputs(40, torch.float64)
-    labels[3::4] = UNUSED
-    weights = table.requires_grad_(), bias.requires_grad_()
-    loss, right = masked_lm_loss(hidden, *weights, labels)  # float64 takes the device's way
-    assert made and all(made)
-    made.clear()
-    with measuring():
-        found, count = masked_lm_loss(hidden, *weights, labels)
+    given = inputs(40, torch.float64)  # takes the device's way
+    given[3][3::4] = UNUSED
+    measure(measuring, given, before)
     assert made and not any(made)
-    assert not found.requires_grad
-    assert (found.item(), count.item()) == (loss.item(), right.item())
 
 
-def test_what_is_not_finite_shows_in_the_loss():
-    for value in (float("nan"), -float("nan"), float("inf")):
-        hidden, table, bias, labels = inputs(4)
-        hidden[2, 3] = value
-        loss, _ = masked_lm_loss(hidden, table, bias, labels)
-        assert not loss.isfinite()
-
-
-def test_other_types_take_the_plain_way():
-    check(masked_lm_loss, torch.float64)
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf")])
+def test_what_is_not_finite_shows_in_the_loss(value):
+    hidden, table, bias, labels = inputs(4)
+    hidden[2, 3] = value
+    assert not masked_lm_loss(hidden, table, bias, labels)[0].isfinite()
 
 
 def test_the_kept_gradient_is_given_once():

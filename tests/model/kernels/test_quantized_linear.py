@@ -51,7 +51,7 @@ def layers(dtype=torch.float32):
 
 
 def through(layer, x, above, function=lambda layer, x: layer(x)):
-    return run(lambda x: function(layer, x), [x], above, layer)
+    return run(function, [x], above, layer)
 
 
 @multiplies
@@ -60,19 +60,16 @@ def test_forward_and_backward_equal_float32_as_far_as_eight_bits_go(dtype):
     plain, ours, x, above = layers(dtype)
     expected, found = through(plain, x, above), through(ours, x.to(dtype), above)
     assert [part.dtype for part in found] == [torch.bfloat16, dtype, dtype, dtype]
-    tolerances = (PRODUCT, PRODUCT, BF16, BF16)
-    for part, correct, tolerance in zip(found, expected, tolerances, strict=True):
-        assert error(part, correct) < tolerance
+    assert_near(found[:2], expected[:2], PRODUCT)
+    assert_near(found[2:], expected[2:], BF16)
     assert error(found[0], expected[0]) > BF16 / 2  # it is not the plain layer
 
 
 @multiplies
 def test_rows_and_columns_of_any_size_are_as_exact():
     plain, ours, x, above = layers()
-    x, above = (
-        x * torch.logspace(-9, 9, ROWS)[:, None],
-        above * torch.logspace(9, -9, ROWS)[:, None],
-    )
+    powers = torch.logspace(-9, 9, ROWS)[:, None]
+    x, above = x * powers, above * powers.flip(0)
     with torch.no_grad():
         for layer in (plain, ours):
             layer.weight.mul_(torch.logspace(-6, 6, OUTPUTS)[:, None])
@@ -80,8 +77,7 @@ def test_rows_and_columns_of_any_size_are_as_exact():
     sizes = x.norm(dim=2)[:, :, None] * plain.weight.norm(dim=1)
     assert ((found - product).abs() / sizes).max() < PRODUCT
     x_gradient, found_gradient = through(plain, x, above)[1], through(ours, x, above)[1]
-    for one, correct in zip(found_gradient[0], x_gradient[0], strict=True):
-        assert error(one, correct) < PRODUCT
+    assert_near(found_gradient[0], x_gradient[0], PRODUCT)
 
 
 def test_numbers_are_rounded_to_the_nearest_of_255():
@@ -133,13 +129,18 @@ def test_kernels_behind_it_add_its_bias():
     watched = copy.deepcopy(ours)
     watched.register_forward_hook(lambda *call: None)
     assert not replaceable(watched)  # and calls the layer, as --replay needs
-    fused = through(ours, x, above, lambda layer, x: linear_gelu(layer, x, "none"))
-    apart = through(ours, x, above, lambda layer, x: F.gelu(layer(x)))
-    called = through(watched, x, above, lambda layer, x: linear_gelu(layer, x, "none"))
+
+    def gelu(layer, x):
+        return F.gelu(layer(x))
+
+    def fused_gelu(layer, x):
+        return linear_gelu(layer, x, "none")
+
+    fused, apart = (through(ours, x, above, by) for by in (fused_gelu, gelu))
+    called = through(watched, x, above, fused_gelu)
     assert all(torch.equal(one, other) for one, other in zip(called, apart, strict=True))
-    exact = through(plain, x.float(), above, lambda layer, x: F.gelu(layer(x)))
-    for one, other, correct in zip(fused, apart, exact, strict=True):
-        assert error(one, correct) < 2 * PRODUCT and error(one, other.float()) < PRODUCT
+    assert_near(fused, through(plain, x.float(), above, gelu), 2 * PRODUCT)
+    assert_near(fused, apart, PRODUCT)
 
 
 @pytest.mark.parametrize(("use", "kind"), [(use_int8, Int8Linear), (use_float8, Float8Linear)])
@@ -174,9 +175,8 @@ def float8_layers(device="cpu"):
 def test_float8_forward_and_backward_equal_float32_as_far_as_three_bits_go(device):
     plain, ours = float8_layers(device)
     x, above = torch.randn(2, 16, 64, device=device), torch.randn(2, 16, 48, device=device)
-    (out, *gradients), (found, *found_gradients) = (
-        through(layer, x, above) for layer in (plain, ours)
-    )
+    out, *gradients = through(plain, x, above)
+    found, *found_gradients = through(ours, x, above)
     assert found.dtype == torch.bfloat16 and error(found, out) < FORWARD
     assert all(part.dtype == torch.float32 for part in found_gradients)
     assert_near(found_gradients, gradients, BACKWARD)

@@ -1,5 +1,6 @@
 """Documents out of every kind of file, and a clear refusal of what is not text."""
 
+import contextlib
 import csv
 import errno
 import gzip
@@ -7,7 +8,6 @@ import json
 import lzma
 import os
 import tracemalloc
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,8 @@ from bertsmith.text.readers.documents import (
     sample_lines,
 )
 
+from ...tiny import write
+
 TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n"
 DOCUMENTS = [(1, ["Erster Absatz: schön.", "Zweiter Absatz."]), (6, ["두 번째 문서입니다."])]
 
@@ -31,28 +33,21 @@ def found(*paths, **options):
     return [(d.line, d.lines) for d in read_documents(list(paths), **options)]
 
 
-def written(path: Path, data: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
-
-
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("a.txt", TEXT.encode()),
+        ("a.txt", TEXT),
         ("bom.txt", b"\xef\xbb\xbf" + TEXT.encode()),
-        ("crlf.TXT", TEXT.replace("\n", "\r\n").encode()),
-        ("no_last_newline.txt", TEXT.rstrip().encode()),
+        ("crlf.TXT", TEXT.replace("\n", "\r\n")),
+        ("no_last_newline.txt", TEXT.rstrip()),
         ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)),
         ("a.txt.xz", lzma.compress(TEXT.encode())),
         ("a.txt.zst", zstandard.compress(TEXT.encode())),
-        ("two_frames.txt.zst", zstandard.compress(TEXT[:9].encode()) * 1
-         + zstandard.compress(TEXT[9:].encode())),
+        ("two.txt.zst", b"".join(zstandard.compress(t.encode()) for t in (TEXT[:9], TEXT[9:]))),
     ],
-)  # fmt: skip
+)
 def test_text_files(tmp_path, name, data):
-    assert found(written(tmp_path / name, data)) == DOCUMENTS
+    assert found(write(tmp_path / name, data)) == DOCUMENTS
 
 
 def test_rows_are_documents_and_their_lines_paragraphs(tmp_path):
@@ -60,49 +55,43 @@ def test_rows_are_documents_and_their_lines_paragraphs(tmp_path):
     expected = [['日本語の文。', '"二つ目", の段落。'], ["one\ttwo"], ["last"]]  # fmt: skip
     rows = [{"id": i, "body": text} for i, text in enumerate(texts)]
     jsonl = "\n".join(json.dumps(row) for row in rows) + "\n\n"
-    paths = [
-        written(tmp_path / "a.jsonl", jsonl.encode()),
-        written(tmp_path / "a.jsonl.gz", gzip.compress(jsonl.encode(), mtime=0)),
-        tmp_path / "a.parquet",
-        tmp_path / "a.csv",
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), paths[2], row_group_size=2)
-    with paths[3].open("w", newline="", encoding="utf-8-sig") as file:
+    write(tmp_path / "a.jsonl", jsonl)
+    write(tmp_path / "a.jsonl.gz", gzip.compress(jsonl.encode(), mtime=0))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=2)
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.DictWriter(file, ["id", "body"])
         writer.writeheader()
         writer.writerows(rows)
-    for path in paths:
-        assert [lines for _, lines in found(path, text_column="body")] == expected
+    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet", "a.csv"):
+        assert [lines for _, lines in found(tmp_path / name, text_column="body")] == expected
     # Lines count from 1; the csv header is line 1 and its first row holds two line breaks.
-    assert [line for line, _ in found(paths[3], text_column="body")] == [2, 5, 8]
+    assert [line for line, _ in found(tmp_path / "a.csv", text_column="body")] == [2, 5, 8]
 
 
-def test_in_a_tsv_quotes_are_plain_characters(tmp_path):
-    path = written(tmp_path / "a.tsv", b'label\ttext\n0\t"so he said\n1\tb\n')
-    assert found(path) == [(2, ['"so he said']), (3, ["b"])]
-
-
-def test_a_carriage_return_in_a_cell_of_a_tsv_divides_its_text(tmp_path):
-    path = written(tmp_path / "a.tsv", b"label\ttext\r\n0\ta\rb\r\n\r\n1\tc\n")
-    assert found(path) == [(2, ["a", "b"]), (4, ["c"])]
-
-
-def test_half_a_surrogate_pair_in_json_is_replaced(tmp_path):
-    path = written(tmp_path / "a.jsonl", rb'{"text": "a\ud83d b \ud83d\ude00"}')
-    assert found(path) == [(1, ["a\ufffd b \U0001f600"])]
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("quotes.tsv", 'label\ttext\n0\t"he said\n1\tb\n', [(2, ['"he said']), (3, ["b"])]),
+        ("returns.tsv", "label\ttext\r\n0\ta\rb\r\n\r\n1\tc\n", [(2, ["a", "b"]), (4, ["c"])]),
+        ("surrogate.jsonl", r'{"text": "a\ud83d b \ud83d\ude00"}', [(1, ["a\ufffd b \U0001f600"])]),
+    ],
+)
+def test_unusual_characters_in_rows(tmp_path, name, data, expected):
+    """Plain quotes, a line break and half a surrogate pair, which is replaced."""
+    assert found(write(tmp_path / name, data)) == expected
 
 
 def test_folders_are_read_in_order_without_what_is_not_text(tmp_path):
     for name in ("b/2.txt", "b/1.txt", "a.txt", ".hidden/x.txt", "b/picture.png", "._a.txt"):
-        written(tmp_path / name, name.encode())
-    written(tmp_path / "lost+found" / "x.txt", b"of the disk")
+        write(tmp_path / name, name)
+    write(tmp_path / "lost+found" / "x.txt", "of the disk")
     assert [d.lines for d in read_documents([tmp_path])] == [["a.txt"], ["b/1.txt"], ["b/2.txt"]]
     assert [file["bytes"] for file in input_fingerprint([tmp_path])] == [5, 7, 7]
 
 
 def test_folders_behind_links_are_read_once_and_loops_end(tmp_path):
     for name in ("books/a.txt", "books/z/b.txt", "disk/c.txt", "disk/d/e.txt", "disk/.d/f.txt"):
-        written(tmp_path / name, name.encode())
+        write(tmp_path / name, name)
     books = tmp_path / "books"
     assert [str(file.relative_to(books)) for file in input_files([books])] == ["a.txt", "z/b.txt"]
     for link, target in (("link", "disk"), ("a-loop", "books"), ("z/again", "disk/d")):
@@ -117,7 +106,7 @@ def test_folders_behind_links_are_read_once_and_loops_end(tmp_path):
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
     for name in ("a.txt", "locked/b.txt", ".locked/c.txt"):
-        written(tmp_path / name, b"a")
+        write(tmp_path / name, b"a")
     scan = os.scandir
 
     def refused(path="."):
@@ -133,26 +122,25 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
 
 def test_the_vocabulary_of_a_model_or_store_in_a_folder_is_no_text(tmp_path):
     for name in ("a.txt", "vocab.txt", "store/vocab.txt", "store/tokenizer_config.json"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("a")
+        write(tmp_path / name, "a")
     assert input_files([tmp_path]) == [tmp_path / "a.txt", tmp_path / "vocab.txt"]
     with pytest.raises(ValueError, match="store: no text files in this folder"):
         input_files([tmp_path / "store"])
     assert input_files([tmp_path / "store" / "vocab.txt"])  # who names it means it
 
 
-def test_a_document_of_very_many_lines_comes_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_LINES", 2)
-    (tmp_path / "a.txt").write_text("a\nb\nc\nd\ne\n\nf\ng\n")
-    found = [(one.line, one.lines) for one in read_documents([tmp_path / "a.txt"])]
-    assert found == [(1, ["a", "b"]), (3, ["c", "d"]), (5, ["e"]), (7, ["f", "g"])]
-
-
-def test_a_long_document_comes_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "MAX_DOCUMENT", 10)
-    path = written(tmp_path / "a.txt", b"12345\n12345\n1234567\n12345678901234\n\n1")
-    expected = [(1, ["12345"] * 2), (3, ["1234567"]), (4, ["12345678901234"]), (6, ["1"])]
-    assert found(path) == expected
+@pytest.mark.parametrize(
+    ("limit", "most", "text", "expected"),
+    [
+        ("MAX_LINES", 2, "a\nb\nc\nd\ne\n\nf\ng\n",
+         [(1, ["a", "b"]), (3, ["c", "d"]), (5, ["e"]), (7, ["f", "g"])]),
+        ("MAX_DOCUMENT", 10, "12345\n12345\n1234567\n12345678901234\n\n1",
+         [(1, ["12345"] * 2), (3, ["1234567"]), (4, ["12345678901234"]), (6, ["1"])]),
+    ],
+)  # fmt: skip
+def test_a_long_document_comes_in_parts(tmp_path, monkeypatch, limit, most, text, expected):
+    monkeypatch.setattr(readers, limit, most)
+    assert found(write(tmp_path / "a.txt", text)) == expected
 
 
 def test_bad_inputs_are_named(tmp_path):
@@ -169,7 +157,7 @@ def test_bad_inputs_are_named(tmp_path):
 
 
 def test_a_damaged_page_and_text_that_is_not_utf_8_are_named_in_parquet(tmp_path, damaged_parquet):
-    path = written(tmp_path / "page.parquet", damaged_parquet)
+    path = write(tmp_path / "page.parquet", damaged_parquet)
     with pytest.raises(ValueError, match=r"page\.parquet: damaged parquet file.*: copy it again"):
         found(path)
     path = tmp_path / "latin1.parquet"
@@ -202,59 +190,60 @@ def test_only_what_is_wrong_with_a_parquet_file_is_said_of_it(
         found(path)
 
 
-def test_a_line_of_ten_megabytes_is_refused_early(tmp_path):
-    path = written(tmp_path / "long.txt", b"short\n" + b"x" * 10_000_000)
+@contextlib.contextmanager
+def memory_below(limit):
     tracemalloc.start()
-    with pytest.raises(ValueError, match="long.txt:2: line of more than 1,000,000 characters: put"):
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < limit
+
+
+def test_a_line_of_ten_megabytes_is_refused_early(tmp_path):
+    path = write(tmp_path / "long.txt", b"short\n" + b"x" * 10_000_000)
+    message = "long.txt:2: line of more than 1,000,000 characters: put"
+    with pytest.raises(ValueError, match=message), memory_below(4_000_000):
         found(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 4_000_000
-    row = written(tmp_path / "row.jsonl", json.dumps({"text": "x" * 2_000_000}).encode())
+    row = write(tmp_path / "row.jsonl", json.dumps({"text": "x" * 2_000_000}))
     with pytest.raises(ValueError, match="row.jsonl:1: line of more than 1,000,000"):
         found(row)
 
 
 def test_characters_are_counted_not_bytes(tmp_path):
     line = "字" * readers.MAX_LINE
-    assert found(written(tmp_path / "a.txt", line.encode())) == [(1, [line])]
+    assert found(write(tmp_path / "a.txt", line)) == [(1, [line])]
     with pytest.raises(ValueError, match="more than 1,000,000"):
-        found(written(tmp_path / "b.txt", (line + "字").encode()))
+        found(write(tmp_path / "b.txt", line + "字"))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     data = (b"word " * 400 + b"\n\n") * 10_000  # 20 MB
-    path = written(tmp_path / "a.txt.gz", gzip.compress(data, 1))
+    path = write(tmp_path / "a.txt.gz", gzip.compress(data, 1))
     del data
-    tracemalloc.start()
-    count = sum(1 for _ in read_documents([path]))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == 10_000
-    assert peak < 2_000_000
+    with memory_below(2_000_000):
+        assert sum(1 for _ in read_documents([path])) == 10_000
 
 
 def test_a_document_is_plain_data(tmp_path):
-    path = written(tmp_path / "a.txt", b"x")
+    path = write(tmp_path / "a.txt", b"x")
     assert list(read_documents([path])) == [Document(str(path), 1, ["x"])]
 
 
 def test_every_file_gives_an_equal_share(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("aaaa\naaaa\n\naaaa\n")
-    (tmp_path / "b.txt").write_text("bb\n\nbb\n")
-    (tmp_path / "c.jsonl").write_text('{"t": "cccccccc"}\n{"t": "c"}\n')
+    write(tmp_path / "a.txt", "aaaa\naaaa\n\naaaa\n")
+    write(tmp_path / "b.txt", "bb\n\nbb\n")
+    write(tmp_path / "c.jsonl", '{"t": "cccccccc"}\n{"t": "c"}\n')
     everything = ["aaaa"] * 3 + ["bb"] * 2 + ["cccccccc", "c"]
     assert sample_lines([tmp_path], text_column="t") == everything
     monkeypatch.setattr(readers, "SAMPLE", 18)
-    assert sample_lines([tmp_path], text_column="t") == [
-        *("aaaa", "aa"),
-        *("bb", "bb"),
-        "cccccc",
-    ]
+    some = ["aaaa", "aa", "bb", "bb", "cccccc"]
+    assert sample_lines([tmp_path], text_column="t") == some
 
 
 def test_of_too_many_files_some_are_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "MAX_FILES", 3)
     for number in range(7):
-        (tmp_path / f"{number}.txt").write_text(str(number))
+        write(tmp_path / f"{number}.txt", str(number))
     assert sample_lines([tmp_path]) == ["0", "3", "6"]

@@ -1,6 +1,7 @@
 """Inputs behind URLs, in fsspec's memory storage: the same documents as on a disk."""
 
 import gzip
+import importlib.util
 import io
 import lzma
 import sys
@@ -11,23 +12,26 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bertsmith.cli.main import main
 from bertsmith.text.readers.documents import input_files, input_fingerprint, read_documents
 from bertsmith.text.readers.files import storage_errors
+
+from ...tiny import refused, write
 
 TEXT = "one\ntwo\n\nthree é\n"
 
 
 @pytest.fixture
 def storage():
-    system = fsspec.filesystem("memory")
-    system.pipe("/books/b.txt", TEXT.encode())
-    system.pipe("/books/a/c.txt.gz", gzip.compress(TEXT.encode()))
-    system.pipe("/books/a/d.txt.xz", lzma.compress(TEXT.encode()))
-    system.pipe("/books/.hidden/e.txt", b"no")
-    system.pipe("/books/f.pdf", b"no")
+    system, text = fsspec.filesystem("memory"), TEXT.encode()
+    texts = {"b.txt": text, "a/c.txt.gz": gzip.compress(text), "a/d.txt.xz": lzma.compress(text)}
+    for name, data in {**texts, ".hidden/e.txt": b"no", "f.pdf": b"no"}.items():
+        system.pipe(f"/books/{name}", data)
     yield system
     system.rm("/books", recursive=True)
+
+
+def names():
+    return [str(file).rpartition("books/")[2] for file in input_files(["memory://books"])]
 
 
 def documents(*inputs, **options):
@@ -35,10 +39,8 @@ def documents(*inputs, **options):
 
 
 def test_a_folder_is_its_text_files_and_they_read_as_on_a_disk(storage, tmp_path):
-    names = [str(file).rpartition("books/")[2] for file in input_files(["memory://books"])]
-    assert names == ["a/c.txt.gz", "a/d.txt.xz", "b.txt"]
-    (tmp_path / "b.txt").write_text(TEXT, encoding="utf-8")
-    local = documents(tmp_path / "b.txt")
+    assert names() == ["a/c.txt.gz", "a/d.txt.xz", "b.txt"]
+    local = documents(write(tmp_path / "b.txt", TEXT))
     assert documents("memory://books") == 3 * local
     assert documents("memory://books/b.txt", tmp_path / "b.txt") == 2 * local
 
@@ -47,8 +49,7 @@ def test_the_vocabulary_of_a_model_in_a_folder_is_no_text(storage):
     storage.pipe("/books/model/vocab.txt", b"[PAD]")
     storage.pipe("/books/model/tokenizer.json", b"{}")
     storage.pipe("/books/words/vocab.txt", TEXT.encode())  # a text of that name
-    names = [str(file).rpartition("books/")[2] for file in input_files(["memory://books"])]
-    assert names == ["a/c.txt.gz", "a/d.txt.xz", "b.txt", "words/vocab.txt"]
+    assert names() == ["a/c.txt.gz", "a/d.txt.xz", "b.txt", "words/vocab.txt"]
 
 
 def test_rows_of_parquet_jsonl_and_zstandard(storage, tmp_path):
@@ -61,12 +62,11 @@ def test_rows_of_parquet_jsonl_and_zstandard(storage, tmp_path):
 
 
 def test_a_changed_file_has_another_fingerprint(storage):
-    before = input_fingerprint(["memory://books/b.txt"])
-    assert before == input_fingerprint(["memory://books/b.txt"]) and before[0]["bytes"] == len(
-        TEXT.encode()
-    )
+    path = ["memory://books/b.txt"]
+    before = input_fingerprint(path)
+    assert before == input_fingerprint(path) and before[0]["bytes"] == len(TEXT.encode())
     storage.pipe("/books/b.txt", TEXT.upper().encode())
-    assert input_fingerprint(["memory://books/b.txt"]) != before
+    assert input_fingerprint(path) != before
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,8 @@ def test_what_is_not_there_is_named(storage, url, message):
     if url == "memory://books/.hidden":
         storage.pipe("/books/.hidden/.e.txt", b"no")
         storage.rm("/books/.hidden/e.txt")
-    if url.startswith("gs:"):
-        pytest.importorskip("fsspec")
-        try:
-            import gcsfs  # noqa: F401
-        except ModuleNotFoundError:
-            pass
-        else:
-            pytest.skip("gcsfs is installed")
+    if url.startswith("gs:") and importlib.util.find_spec("gcsfs"):
+        pytest.skip("gcsfs is installed")
     with pytest.raises(ValueError, match=message):
         input_files([url])
 
@@ -124,13 +118,12 @@ def test_a_damaged_page_of_a_parquet_file_is_named_with_its_url(storage, damaged
         documents("memory://books/t.parquet")
 
 
-def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeypatch, capsys):
+def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeypatch):
     def forbidden(*_, **__):
         raise PermissionError("Forbidden")
 
     monkeypatch.setattr(type(storage), "isfile", forbidden)
-    assert main(["corpus", "report", "memory://books", "--exact"]) == 2
-    said = capsys.readouterr().err
+    said = refused("corpus", "report", "memory://books", "--exact")
     assert "memory://books: no permission: check the credentials" in said
     monkeypatch.undo()
     monkeypatch.setattr(type(storage), "_open", forbidden)
@@ -138,17 +131,27 @@ def test_a_storage_without_permission_is_an_error_that_names_it(storage, monkeyp
         documents("memory://books/b.txt")
 
 
+class HTTPError(Exception):
+    pass
+
+
+class HttpError(Exception):
+    pass
+
+
 @pytest.mark.parametrize(
-    ("module", "name"), [("httpx2", "HTTPError"), ("gcsfs.retry", "HttpError")]
+    ("module", "error", "says"),
+    [
+        ("httpx2", HTTPError("no answer"), "HTTPError: no answer"),
+        ("gcsfs.retry", HttpError("no answer"), "HttpError: no answer"),
+        ("builtins", TimeoutError("too\n late"), "TimeoutError: too late"),
+    ],
 )
-def test_errors_of_the_libraries_are_known_by_their_names(monkeypatch, module, name):
-    found = types.ModuleType(module)
-    setattr(found, name, kind := type(name, (Exception,), {}))
-    monkeypatch.setitem(sys.modules, module, found)
-    with pytest.raises(OSError, match=f"^hf://a: {name}: no answer$"), storage_errors("hf://a"):
-        raise kind("no answer")
-
-
-def test_other_trouble_of_a_storage_is_one_line_with_its_url():
-    with pytest.raises(OSError, match="^s3://a: TimeoutError: too late$"), storage_errors("s3://a"):
-        raise TimeoutError("too\n late")
+def test_trouble_of_a_storage_is_one_line_with_its_url(monkeypatch, module, error, says):
+    """Errors of libraries are known by their names."""
+    if module != "builtins":
+        found = types.ModuleType(module)
+        setattr(found, type(error).__name__, type(error))
+        monkeypatch.setitem(sys.modules, module, found)
+    with pytest.raises(OSError, match=f"^hf://a: {says}$"), storage_errors("hf://a"):
+        raise error

@@ -12,44 +12,41 @@ from pyarrow import parquet
 from bertsmith.text.readers.documents import read_documents
 from bertsmith.text.readers.tables import column_names, read_columns
 
+from ...tiny import write
+
 WANTED = {"text": "--text"}
 
 
-def test_compressed_text_is_as_the_text(tmp_path):
-    text = b'text\tlabel\n"a \t1\nb\t0\n'
-    (tmp_path / "x.tsv").write_bytes(text)
-    (tmp_path / "x.tsv.xz").write_bytes(lzma.compress(text))
-    (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(text))
-    (tmp_path / "x.tsv.zst").write_bytes(zstandard.compress(text))
-    for name in ("x.tsv", "x.tsv.xz", "x.tsv.gz", "x.tsv.zst"):
-        assert read_columns(tmp_path / name, WANTED) == ({"text": ['"a ', "b"]}, [2, 3])
-        assert column_names(tmp_path / name) == ["text", "label"]
-    (tmp_path / "x.parquet.xz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"cannot read '\.xz'"):
-        read_columns(tmp_path / "x.parquet.xz", WANTED)
+PACKED = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_compressed_text_is_as_the_text(tmp_path, ending):
+    path = write(tmp_path / f"x.tsv{ending}", PACKED[ending](b'text\tlabel\n"a \t1\nb\t0\n'))
+    assert read_columns(path, WANTED) == ({"text": ['"a ', "b"]}, [2, 3])
+    assert column_names(path) == ["text", "label"]
 
 
 def test_capital_letters_of_a_suffix_are_as_small_ones(tmp_path):
-    (tmp_path / "A.CSV").write_text("text,label\na,1\n")
-    (tmp_path / "A.TSV.GZ").write_bytes(gzip.compress(b"text\tlabel\na\t1\n"))
+    write(tmp_path / "A.CSV", "text,label\na,1\n")
+    write(tmp_path / "A.TSV.GZ", gzip.compress(b"text\tlabel\na\t1\n"))
     parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "A.PARQUET")
     for name in ("A.CSV", "A.TSV.GZ", "A.PARQUET"):
         assert read_columns(tmp_path / name, WANTED)[0] == {"text": ["a"]}
 
 
 def test_a_cell_may_hold_a_whole_document(tmp_path):
-    (tmp_path / "x.csv").write_text("text,label\n" + "a " * 200_000 + ",1\n")
-    assert read_columns(tmp_path / "x.csv", WANTED)[0]["text"] == ["a " * 200_000]
+    path = write(tmp_path / "x.csv", "text,label\n" + "a " * 200_000 + ",1\n")
+    assert read_columns(path, WANTED)[0]["text"] == ["a " * 200_000]
 
 
 def test_a_file_without_header(tmp_path):
-    names = ("source", "label", "star", "text")
-    path = tmp_path / "train.tsv"
-    path.write_text("gj04\t1\t\tA book.\ngj04\t0\t*\tBook a.\n")
+    names, path = ("source", "label", "star", "text"), tmp_path / "train.tsv"
+    write(path, "gj04\t1\t\tA book.\ngj04\t0\t*\tBook a.\n")
     assert read_columns(path, WANTED, names) == ({"text": ["A book.", "Book a."]}, [1, 2])
-    path.write_text("index\ttext\n0\tA book.\n")  # CoLA's test file has a header
+    write(path, "index\ttext\n0\tA book.\n")  # CoLA's test file has a header
     assert read_columns(path, WANTED, names) == ({"text": ["A book."]}, [2])
-    path.write_text("gj04\t1\t\tA book.\ngj04\t0\tBook a.\n")
+    write(path, "gj04\t1\t\tA book.\ngj04\t0\tBook a.\n")
     with pytest.raises(ValueError, match=r"train.tsv:2: 3 cells, but the header has 4"):
         read_columns(path, WANTED, names)
 
@@ -65,46 +62,50 @@ def test_both_arrow_formats_and_their_faults(tmp_path):
         assert column_names(tmp_path / name) == ["text", "n"]
         with pytest.raises(ValueError, match=rf"{name}: no column 'txt' for --text: did you mean"):
             read_columns(tmp_path / name, {"txt": "--text"})
-    (tmp_path / "bad.arrow").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="bad.arrow: not a readable arrow file"):
-        read_columns(tmp_path / "bad.arrow", WANTED)
+    write(tmp_path / "bad.arrow", "nothing of the kind")
     whole = (tmp_path / "stream.arrow").read_bytes()
-    (tmp_path / "cut.arrow").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="cut.arrow: not a readable arrow file"):
-        read_columns(tmp_path / "cut.arrow", WANTED)
+    write(tmp_path / "cut.arrow", whole[: len(whole) // 2])
+    for name in ("bad.arrow", "cut.arrow"):
+        with pytest.raises(ValueError, match=f"{name}: not a readable arrow file"):
+            read_columns(tmp_path / name, WANTED)
     with pytest.raises(ValueError, match=r"none-\*.arrow: no such file"):
         read_columns(tmp_path / "none-*.arrow", WANTED)
 
 
-def test_class_labels_become_names(tmp_path):
-    names = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+CLASSES = {"names": ["no", "yes"], "_type": "ClassLabel"}
 
-    def write(values, metadata):
+
+def hugging_face(label):
+    return {"huggingface": json.dumps({"info": {"features": {"label": label}}})}
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """What is read of a column of labels and the metadata beside it."""
+
+    def read(values, metadata):
         table = pyarrow.table({"label": values}).replace_schema_metadata(metadata)
         parquet.write_table(table, tmp_path / "x.parquet")
-
-    def read():
         return read_columns(tmp_path / "x.parquet", {"label": "--label"})[0]["label"]
 
-    whole = {"huggingface": json.dumps({"info": {"features": names}})}
-    write([1, 0, None, -1], whole)
-    assert read() == ["yes", "no", None, None]
-    write(
-        [[1, 0], [], None],
-        {"huggingface": json.dumps({"info": {"features": {"label": [names["label"]]}}})},
-    )
-    assert read() == [["yes", "no"], [], None]
-    write([1, 2], whole)
+    return read
+
+
+@pytest.mark.parametrize("info", [None, "[]", '{"features": {"label": {"_type": "Value"}}}'])
+def test_labels_without_classes_stay_numbers(labels, tmp_path, info):
+    if info:
+        write(tmp_path / "dataset_info.json", info)
+    assert labels([1, 2], {"other": "x"}) == [1, 2]
+
+
+def test_class_labels_become_names(labels):
+    assert labels([1, 0, None, -1], hugging_face(CLASSES)) == ["yes", "no", None, None]
+    lists = labels([[1, 0], [], None], hugging_face([CLASSES]))
+    assert lists == [["yes", "no"], [], None]
     with pytest.raises(ValueError, match="label 2, but its classes are 0 to 1"):
-        read()
-    write([1, 2], {"huggingface": "{"})
+        labels([1, 2], hugging_face(CLASSES))
     with pytest.raises(ValueError, match="damaged 'huggingface' entry"):
-        read()
-    write([1, 2], {"other": "x"})
-    (tmp_path / "dataset_info.json").write_text("[]")
-    assert read() == [1, 2]
-    (tmp_path / "dataset_info.json").write_text('{"features": {"label": {"_type": "Value"}}}')
-    assert read() == [1, 2]
+        labels([1, 2], {"huggingface": "{"})
 
 
 TEXT = "Erster Absatz: schön.\n  Zweiter Absatz. \n\n\n \n두 번째 문서입니다.\n" * 99
@@ -164,6 +165,7 @@ REFUSED = [
      "{}:3: 1 cells, 'text' is number 2", "{}:3: 1 cells, but the header has 2"),
     ("text.parquet", TEXT.encode(),
      "{}: damaged parquet file", "{}: not a readable parquet file"),
+    ("packed.parquet.xz", lzma.compress(b"PAR1"), "{}: unknown file type", "cannot read '.xz'"),
     ("paper.pdf", b"%PDF", "{}: unknown file type '.pdf': known are .txt",
      "{}: cannot read '.pdf': use one of .csv"),
 ]  # fmt: skip
@@ -173,8 +175,7 @@ REFUSED = [
     ("name", "data", "as_corpus", "as_rows"), REFUSED, ids=[name for name, *_ in REFUSED]
 )
 def test_refused_files_are_named_with_a_remedy(tmp_path, name, data, as_corpus, as_rows):
-    path = tmp_path / name
-    path.write_bytes(data)
+    path = write(tmp_path / name, data)
     readers = (lambda: list(read_documents([path])), lambda: read_columns(path, WANTED))
     for read, message in zip(readers, (as_corpus, as_rows), strict=True):
         if message is None:

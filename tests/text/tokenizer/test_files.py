@@ -5,9 +5,12 @@ import pytest
 
 from bertsmith.text.tokenizer.normalize import Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
-SMALL = Vocabulary([*SPECIAL, "the", "##m", "é", "中", "e"])
+from ...tiny import write
+from ..letters import vocabulary_of
+
+SMALL = vocabulary_of("the", "##m", "é", "中", "e")
 SETTINGS = [
     Normalization(),
     Normalization(False, "none"),
@@ -17,10 +20,6 @@ SETTINGS = [
     Normalization(True, "none", "nfc"),
     Normalization(False, "latin", "nfkc", False),
 ]
-
-
-def write_json(path, value):
-    path.write_text(json.dumps(value), encoding="utf-8")
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -34,18 +33,24 @@ def test_any_two_of_the_three_files_are_enough(tmp_path, settings, lost):
     assert again.vocabulary.pieces == SMALL.pieces and again.normalization == settings
 
 
-def test_a_bare_vocabulary_is_cased_when_it_has_capitals(tmp_path):
-    SMALL.write(tmp_path / "vocab.txt")
-    assert Tokenizer.from_pretrained(tmp_path).normalization.lowercase
-    Vocabulary([*SMALL.pieces, "Paris"]).write(tmp_path / "vocab.txt")
-    assert not Tokenizer.from_pretrained(tmp_path).normalization.lowercase
+def lowercase_of(folder):
+    return Tokenizer.from_pretrained(folder).normalization.lowercase
+
+
+# The Chinese model's vocab.txt has "<S>" and "<T>", and nothing else in capitals.
+@pytest.mark.parametrize(
+    ("more", "lowercase"), [([], True), (["<S>", "<T>"], True), (["Paris"], False)]
+)
+def test_a_bare_vocabulary_is_cased_when_it_has_capitals(tmp_path, more, lowercase):
+    Vocabulary([*SMALL.pieces, *more]).write(tmp_path / "vocab.txt")
+    assert lowercase_of(tmp_path) == lowercase
     assert Tokenizer.from_vocab(tmp_path / "vocab.txt").normalization.lowercase
 
 
 def test_the_configuration_outranks_the_normalizer(tmp_path):
     Tokenizer(SMALL).save(tmp_path)
-    write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": False})
-    assert not Tokenizer.from_pretrained(tmp_path).normalization.lowercase
+    write(tmp_path / "tokenizer_config.json", '{"do_lower_case": false}')
+    assert not lowercase_of(tmp_path)
 
 
 def test_a_published_folder(published_folder, tmp_path):
@@ -76,9 +81,14 @@ def test_transformers_opens_what_is_saved(tmp_path, settings):
         assert theirs("the [MASK]").input_ids[2] == SMALL.mask_id
 
 
-def test_an_absent_tokenizer_is_said(tmp_path):
-    with pytest.raises(ValueError, match="neither vocab.txt nor tokenizer.json"):
-        Tokenizer.from_pretrained(tmp_path / "nowhere")
+NORMALIZER = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+NORMALIZER |= {"strip_accents": None, "lowercase": True}  # as in what is saved
+QUOTES = {"type": "Replace", "pattern": {"String": "\u2019"}, "content": "'"}
+SEQUENCE = "(a sequence of|type of the) normali"
+
+
+def sequence(*more):
+    return {"type": "Sequence", "normalizers": [NORMALIZER, *more]}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,10 @@ def test_an_absent_tokenizer_is_said(tmp_path):
         ("normalizer", {"lowercase": "no"}, "do_lower_case is 'no'"),
         ("model", {"vocab": {"[PAD]": 0, "a": 7}}, "no piece has the id 5"),
         ("model", {"vocab": {"[PAD]": "x"}}, "no vocabulary in it"),
+        ("normalizer", sequence(QUOTES), SEQUENCE),
+        ("normalizer", sequence({"type": "StripAccents"}), SEQUENCE),
+        ("normalizer", sequence(3), SEQUENCE),
+        ("normalizer", {"type": "Sequence", "normalizers": None}, SEQUENCE),
     ],
 )
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, message):
@@ -99,63 +113,37 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, messa
     (tmp_path / "vocab.txt").unlink()
     (tmp_path / "tokenizer_config.json").unlink()
     value = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
-    value[section] |= change
-    write_json(tmp_path / "tokenizer.json", value)
+    value[section] = change if "normalizers" in change else value[section] | change
+    write(tmp_path / "tokenizer.json", json.dumps(value))
     with pytest.raises(ValueError, match=message) as error:
         Tokenizer.from_pretrained(tmp_path)
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_damaged_and_foreign_configurations_are_named(tmp_path):
-    SMALL.write(tmp_path / "vocab.txt")
-    for content, message in [
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
         ("[1]", "tokenizer_config.json: not a JSON object"),
         ("{", "tokenizer_config.json:1: not valid JSON"),
         ('{"word_tokenizer_type": "mecab"}', "word_tokenizer_type is 'mecab'"),
         ('{"do_lower_case": "yes"}', "do_lower_case is 'yes'"),
-    ]:
-        (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
-        with pytest.raises(ValueError, match=message):
-            Tokenizer.from_pretrained(tmp_path)
-
-
-def test_a_google_folder_with_tags_for_vocabulary_is_uncased(tmp_path):
-    # The Chinese model's vocab.txt has "<S>" and "<T>", and nothing else in capitals.
-    Vocabulary([*SMALL.pieces, "<S>", "<T>"]).write(tmp_path / "vocab.txt")
-    assert Tokenizer.from_pretrained(tmp_path).normalization.lowercase
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [
-        [{"type": "Replace", "pattern": {"String": "\u2019"}, "content": "'"}],
-        [{"type": "StripAccents"}],
-        None,
-        [3],
+        ('{"do_lower_case": 1}', "do_lower_case is 1: it must be true or false"),
+        ('{"do_basic_tokenize": false}', "do_basic_tokenize is False"),
+        ('{"bertsmith_normalization": {"unicode": "nfd"}}', "unicode is 'nfd'"),
+        ('{"bertsmith_normalization": {"lowercase": 1}}', "lowercase is 1"),
+        ('{"bertsmith_normalization": {"case": true}}', "bertsmith_normalization: .*case"),
     ],
 )
-def test_a_sequence_of_normalizers_of_another_kind_is_refused(tmp_path, extra):
+@pytest.mark.parametrize("whole", [False, True], ids=["with vocab.txt alone", "with both"])
+def test_a_configuration_that_cannot_be_followed_is_refused(tmp_path, whole, config, message):
     Tokenizer(SMALL).save(tmp_path)
-    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
-    parts = None if extra is None else [tokenizer["normalizer"], *extra]
-    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": parts}
-    write_json(tmp_path / "tokenizer.json", tokenizer)
-    with pytest.raises(ValueError, match="(a sequence of|type of the) normali"):
-        Tokenizer.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"do_basic_tokenize": False}, "do_basic_tokenize is False"),
-        ({"do_lower_case": 1}, "do_lower_case is 1: it must be true or false"),
-        ({"bertsmith_normalization": {"unicode": "nfd"}}, "unicode is 'nfd'"),
-        ({"bertsmith_normalization": {"lowercase": 1}}, "lowercase is 1"),
-        ({"bertsmith_normalization": {"case": True}}, "bertsmith_normalization: .*case"),
-    ],
-)
-def test_settings_that_cannot_be_followed_are_refused(tmp_path, setting, message):
-    Tokenizer(SMALL).save(tmp_path)
-    write_json(tmp_path / "tokenizer_config.json", setting)
+    if not whole:
+        (tmp_path / "tokenizer.json").unlink()
+    write(tmp_path / "tokenizer_config.json", config)
     with pytest.raises(ValueError, match=message):
         Tokenizer.from_pretrained(tmp_path)
+
+
+def test_an_absent_tokenizer_is_said(tmp_path):
+    with pytest.raises(ValueError, match="neither vocab.txt nor tokenizer.json"):
+        Tokenizer.from_pretrained(tmp_path / "nowhere")

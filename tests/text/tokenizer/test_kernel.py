@@ -20,9 +20,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.text.tokenizer import tokenizer as tokenizer_module
 from bertsmith.text.tokenizer.normalize import CHUNK, PRESETS, Normalization, split_words
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text
+
+from ..letters import letter_vocabulary
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 BLOCK = 25_000  # strings compared at a time
@@ -104,16 +107,12 @@ def tokenizer(normalization: str, vocabulary: Vocabulary) -> Tokenizer:
 
 
 ADVERSARIAL = adversarial()
+ALL = pytest.mark.parametrize("normalization", NORMALIZATIONS)
 
 
 @pytest.fixture(scope="module", params=["adversarial", "published"])
-def vocabulary(request, published_folder) -> Vocabulary:
-    return ADVERSARIAL if request.param == "adversarial" else published(published_folder)
-
-
-@functools.cache
-def published(folder: Path) -> Vocabulary:
-    return Vocabulary.read(folder / "vocab.txt")
+def vocabulary(request, published) -> Vocabulary:
+    return ADVERSARIAL if request.param == "adversarial" else published
 
 
 def check(ours: Tokenizer, texts: list[str]) -> None:
@@ -133,33 +132,38 @@ def check(ours: Tokenizer, texts: list[str]) -> None:
     raise AssertionError("a text is right alone and wrong in its batch")
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@ALL
 def test_random_strings(normalization):
     texts = [text for pool in POOLS for text in strings(pool, 50, 0)]
     check(tokenizer(normalization, ADVERSARIAL), texts)
 
 
-def test_random_strings_with_a_published_vocabulary(published_folder):
-    ours = tokenizer("google-uncased", published(published_folder))
+def test_random_strings_with_a_published_vocabulary(published):
+    ours = tokenizer("google-uncased", published)
     check(ours, [text for pool in POOLS for text in strings(pool, 25, 1)])
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_a_part_of_the_result_is_the_same_part(normalization):
-    """Without offsets, and with the first pieces alone, as many threads as there may be."""
-    ours = tokenizer(normalization, ADVERSARIAL)
+@ALL
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", ["whole", "small"])
+def test_a_part_of_the_result_is_the_same_part(normalization, threads, blocks, monkeypatch):
+    """Without offsets, and with the first pieces alone."""
+    ours = Tokenizer(ADVERSARIAL, NORMALIZATIONS[normalization])
     texts = [text for pool in POOLS for text in strings(pool, 12, 2)]
+    if blocks == "small":
+        monkeypatch.setattr(tokenizer_module, "BLOCK", 24)
+        monkeypatch.setattr(tokenizer_module, "GROUP", 200)
     whole = ours.encode_batch(texts, threads=1)
-    bare = ours.encode_batch(texts, offsets=False, threads=2)
-    assert np.array_equal(bare.ids, whole.ids) and not len(bare.offsets) and not len(bare.word_ids)
+    bare = ours.encode_batch(texts, offsets=False, threads=threads)
+    assert np.array_equal(bare.ids, whole.ids)
     assert np.array_equal(bare.boundaries, whole.boundaries)
-    for most in (0, 1, 3):
-        for text, one, all_of_it in zip(
-            texts, ours.encode_batch(texts, max_pieces=most), whole, strict=True
-        ):
-            assert np.array_equal(one.ids, all_of_it.ids[:most]), ascii(text)
-            assert np.array_equal(one.offsets, all_of_it.offsets[:most]), ascii(text)
-            assert np.array_equal(one.word_ids, all_of_it.word_ids[:most]), ascii(text)
+    assert bare.offsets.shape == (0, 2) and bare.word_ids.shape == (0,)
+    for most in (0, 1, 3, 7, 1000, sys.maxsize):
+        cut = ours.encode_batch(texts, max_pieces=most, threads=threads)
+        for text, one, full in zip(texts, cut, whole, strict=True):
+            for name in ("ids", "offsets", "word_ids"):
+                same = np.array_equal(getattr(one, name), getattr(full, name)[:most])
+                assert same, ascii(text)
 
 
 def check_code_points(normalization: str, codes: Iterable[int]) -> None:
@@ -172,27 +176,30 @@ def check_code_points(normalization: str, codes: Iterable[int]) -> None:
     words = {word.characters for text in texts for word in split_words(text, rules)}
     letters = sorted({c for word in words for c in word if not "\ud800" <= c <= "\udfff"})
     letters = [c for c in letters if c == c.strip() and c != "\n"]
-    vocabulary = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
-    check(Tokenizer(vocabulary, rules), texts)
+    check(Tokenizer(letter_vocabulary(letters), rules), texts)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_some_code_points(normalization):
-    pages = (0x0, 0x1, 0x3, 0x9, 0x11, 0x1E, 0x20, 0x30, 0xAC, 0xD8, 0xF9, 0x1D1, 0x2B8, 0xE00)
-    codes = [code for page in pages for code in range(page << 8, (page + 1) << 8)]
-    check_code_points(normalization, random.Random(1).sample(codes, 300))
+PAGES = (0x0, 0x1, 0x3, 0x9, 0x11, 0x1E, 0x20, 0x30, 0xAC, 0xD8, 0xF9, 0x1D1, 0x2B8, 0xE00)
+CODES = [code for page in PAGES for code in range(page << 8, (page + 1) << 8)]
+PLANES = [
+    pytest.param(range(plane << 16, (plane + 1) << 16), marks=pytest.mark.slow)
+    for plane in range(17)
+]
+
+
+@ALL
+@pytest.mark.parametrize(
+    "codes",
+    [random.Random(1).sample(CODES, 300), *PLANES],
+    ids=["some", *(f"plane {plane}" for plane in range(17))],
+)
+def test_code_points(normalization, codes):
+    for start in range(0, len(codes), 1 << 13):
+        check_code_points(normalization, codes[start : start + (1 << 13)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize("plane", range(17))
-def test_every_code_point(normalization, plane):
-    for start in range(plane << 16, (plane + 1) << 16, 1 << 13):
-        check_code_points(normalization, range(start, start + (1 << 13)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@ALL
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_million_random_strings(pool, normalization, vocabulary):
     """Over the four normalisations and two vocabularies together."""
@@ -225,10 +232,10 @@ def test_some_lines_of_every_data_set():
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_every_line_of_every_data_set(normalization, published_folder):
+@ALL
+def test_every_line_of_every_data_set(normalization, published):
     """The reference, with the pieces of a stretch between white space remembered."""
-    ours = tokenizer(normalization, published(published_folder))
+    ours = tokenizer(normalization, published)
     known = functools.cache(
         lambda chunk: [p.id for p in encode_text(chunk, ours.vocabulary, ours.normalization)]
     )
@@ -253,7 +260,9 @@ KNOWN = frozenset(
     and unicodedata.category(character) == unicodedata.ucd_3_2_0.category(character)
 ) - {"Σ"}
 MOVING = {c for c in KNOWN if unicodedata.combining(c) and unicodedata.category(c) != "Mn"}
-KNOWN_TO_BOTH = ("google-uncased", "google-cased", "multilingual")
+KNOWN_TO_BOTH = pytest.mark.parametrize(
+    "normalization", ["google-uncased", "google-cased", "multilingual"]
+)
 
 
 @functools.cache
@@ -287,14 +296,14 @@ def known_strings(pool: str, count: int, seed: int) -> list[str]:
     return [text for text in known if "[" not in text]
 
 
-@pytest.mark.parametrize("normalization", KNOWN_TO_BOTH)
+@KNOWN_TO_BOTH
 def test_same_as_tokenizers(normalization):
     texts = [text for pool in POOLS for text in known_strings(pool, 40, 10)]
     check_peer(normalization, ADVERSARIAL, texts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", KNOWN_TO_BOTH)
+@KNOWN_TO_BOTH
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if pool != "long words"])
 def test_many_strings_same_as_tokenizers(pool, normalization, vocabulary):
     for seed in range(11, 13):
@@ -302,25 +311,22 @@ def test_many_strings_same_as_tokenizers(pool, normalization, vocabulary):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", KNOWN_TO_BOTH)
+@KNOWN_TO_BOTH
 def test_every_known_code_point_same_as_tokenizers(normalization):
     known = sorted(KNOWN)
     texts = [text for c in known for text in (c, f"a{c}b", c + c)]
-    words = {
-        word.characters for t in texts for word in split_words(t, NORMALIZATIONS[normalization])
-    }
-    letters = sorted({c for word in words for c in word})
-    letters = Vocabulary([*SPECIAL, *letters, *("##" + letter for letter in letters)])
-    check_peer(normalization, letters, texts)
+    rules = NORMALIZATIONS[normalization]
+    letters = {c for text in texts for word in split_words(text, rules) for c in word.characters}
+    check_peer(normalization, letter_vocabulary(sorted(letters)), texts)
 
 
 @needs_data
 @pytest.mark.slow
-@pytest.mark.parametrize("normalization", KNOWN_TO_BOTH)
-def test_lines_of_every_data_set_same_as_tokenizers(normalization, published_folder):
+@KNOWN_TO_BOTH
+def test_lines_of_every_data_set_same_as_tokenizers(normalization, published):
     for path in data_files():
         lines = islice(read_lines(path), 20_000)
         words = (chunk for line in lines for chunk in CHUNK.findall(line))
         texts = list(dict.fromkeys(w for w in words if len(w) <= 100 and KNOWN.issuperset(w)))
         texts = [text for text in texts if not any(token in text for token in SPECIAL)]
-        check_peer(normalization, published(published_folder), texts)
+        check_peer(normalization, published, texts)

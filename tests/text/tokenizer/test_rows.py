@@ -5,10 +5,12 @@ import pytest
 
 from bertsmith.text.tokenizer.rows import Rows, make_rows, truncate_pairs
 from bertsmith.text.tokenizer.tokenizer import Encoded, Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-LETTERS = Tokenizer(Vocabulary([*SPECIAL, *"abcdefgh", "##x"]))  # a..h are 5..12
+from ..letters import vocabulary_of
+
+LETTERS = Tokenizer(vocabulary_of(*"abcdefgh", "##x"))  # a..h are 5..12
 PAD, _, CLS, SEP, _ = range(5)
+TRUNCATIONS = ("longest_first", "only_first", "only_second", "none")
 
 
 def rows(texts, pairs=None, **settings) -> Rows:
@@ -88,7 +90,7 @@ def test_what_cannot_be(texts, pairs, settings, message):
 
 
 def test_nothing_is_cut_where_it_fits():
-    for truncation in ("longest_first", "only_first", "only_second", "none"):
+    for truncation in TRUNCATIONS:
         made = rows(["a b", ""], ["c", "d e f"], max_length=6, truncation=truncation)
         assert made.num_cut == 0 and np.diff(made.boundaries).tolist() == [6, 6]
 
@@ -96,10 +98,8 @@ def test_nothing_is_cut_where_it_fits():
 def test_padding_by_hand():
     made = rows(["a", "a b c"], ["b", "d"])
     padded = made.padded(PAD)
-    assert padded.input_ids.tolist() == [
-        [CLS, 5, SEP, 6, SEP, PAD, PAD],
-        [CLS, 5, 6, 7, SEP, 8, SEP],
-    ]
+    expected = [[CLS, 5, SEP, 6, SEP, PAD, PAD], [CLS, 5, 6, 7, SEP, 8, SEP]]
+    assert padded.input_ids.tolist() == expected
     assert padded.token_types.tolist() == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 1, 1]]
     assert padded.attention_mask.tolist() == [[1, 1, 1, 1, 1, 0, 0], [1] * 7]
     assert {array.dtype for array in padded} == {np.dtype(np.int32)}
@@ -124,7 +124,8 @@ def test_without_offsets():
 
 
 @pytest.fixture(scope="module")
-def published(published_folder):
+def both(published_folder):
+    """A published tokenizer as we read it and as transformers does."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertTokenizerFast.from_pretrained(published_folder)
     return Tokenizer.from_pretrained(published_folder), theirs
@@ -148,23 +149,25 @@ def their_row(theirs, text, pair, truncation, max_length):
     return row if len(row["input_ids"]) <= max_length else None
 
 
-@pytest.mark.parametrize("truncation", ["longest_first", "only_first", "only_second", "none"])
-@pytest.mark.parametrize("pairs", [None, random_texts(2, 80)], ids=["single", "pairs"])
-def test_same_rows_as_transformers(published, truncation, pairs):
+@pytest.mark.parametrize(
+    ("truncation", "pairs"),
+    [
+        *((truncation, [None] * 80) for truncation in ("longest_first", "only_first", "none")),
+        *((truncation, random_texts(2, 80)) for truncation in TRUNCATIONS),
+    ],
+)
+def test_same_rows_as_transformers(both, truncation, pairs):
     """The same rows are refused, and the others are the same.
 
     One difference is meant, and left out here: with an odd number of places and both texts longer
     than half of it, Google's code leaves the odd place to the first text (it cuts the second when
     they are equal), the `tokenizers` library to the longer one and to the second when equal.
     """
-    if (truncation, pairs) == ("only_second", None):
-        return
-    ours, theirs = published
+    ours, theirs = both
     refused = same = 0
-    for k, text in enumerate(random_texts(1, 80)):
+    for text, pair in zip(random_texts(1, 80), pairs, strict=True):
         first = ours.encode_batch([text])
-        second = None if pairs is None else ours.encode_batch([pairs[k]])
-        pair = None if pairs is None else pairs[k]
+        second = None if pair is None else ours.encode_batch([pair])
         for max_length in (12, 13, 60):
             half = (max_length - 3) / 2
             is_odd = second is not None and truncation == "longest_first" and half % 1 > 0
@@ -184,12 +187,12 @@ def test_same_rows_as_transformers(published, truncation, pairs):
             assert [None if w < 0 else w for w in made.word_ids.tolist()] == expected.word_ids()
             same += 1
     assert same > 60
-    never = truncation == "longest_first" or (truncation == "only_first" and pairs is None)
+    never = truncation == "longest_first" or (truncation == "only_first" and not any(pairs))
     assert (refused == 0) == never
 
 
-def test_the_odd_place_goes_to_the_first_text_and_not_as_in_transformers(published):
-    ours, theirs = published
+def test_the_odd_place_goes_to_the_first_text_and_not_as_in_transformers(both):
+    ours, theirs = both
     first, second = (ours.encode_batch([text]) for text in ("a b c d", "e f g h"))
     made = make_rows(first, second, ours.vocabulary, max_length=8)
     assert ours.decode(made.ids) == "[CLS] a b c [SEP] e f [SEP]"
@@ -199,20 +202,15 @@ def test_the_odd_place_goes_to_the_first_text_and_not_as_in_transformers(publish
 
 @pytest.mark.parametrize("multiple_of", [1, 8])
 @pytest.mark.parametrize("length", [None, 48])
-def test_same_padding_as_transformers(published, length, multiple_of):
-    ours, theirs = published
+def test_same_padding_as_transformers(both, length, multiple_of):
+    ours, theirs = both
     texts, pairs = random_texts(3, 40), random_texts(4, 40)
-    expected = theirs(
-        texts,
-        pairs,
-        truncation="only_first",
-        max_length=48,
-        padding="longest" if length is None else "max_length",
-        pad_to_multiple_of=multiple_of,
-        return_tensors="np",
-    )
+    cut = {"max_length": 48, "truncation": "only_first"}
+    padding = {"padding": "longest" if length is None else "max_length"}
+    padding |= {"pad_to_multiple_of": multiple_of, "return_tensors": "np"}
+    expected = theirs(texts, pairs, **cut, **padding)
     first, second = ours.encode_batch(texts), ours.encode_batch(pairs)
-    made = make_rows(first, second, ours.vocabulary, max_length=48, truncation="only_first")
+    made = make_rows(first, second, ours.vocabulary, **cut)
     padded = made.padded(ours.vocabulary.pad_id, length=length, multiple_of=multiple_of)
     assert np.array_equal(padded.input_ids, expected["input_ids"])
     assert np.array_equal(padded.token_types, expected["token_type_ids"])

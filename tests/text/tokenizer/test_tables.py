@@ -15,13 +15,29 @@ from bertsmith.text.tokenizer.tables import (
     find_child,
     find_word,
 )
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, match_pieces
+
+from ..letters import vocabulary_of
 
 
-def coded(vocabulary, first):
+def coded(vocabulary, first=2):
     """Codes of all letters of the pieces, from `first`."""
     return {c: code for code, c in enumerate(sorted(set("".join(vocabulary.pieces))), first)}
+
+
+def built_of(*pieces):
+    """(vocabulary, codes of letters, tables)."""
+    vocabulary = vocabulary_of(*pieces)
+    codes = coded(vocabulary)
+    return vocabulary, codes, build_trie(vocabulary, codes)
+
+
+def random_pieces(generator, letters, longest, count, prefixes=("", "##")):
+    def piece():
+        length = generator.randrange(1, longest)
+        return generator.choice(prefixes) + "".join(generator.choices(letters, k=length))
+
+    return sorted({piece() for _ in range(count)})
 
 
 def walk(built, word, codes):
@@ -47,12 +63,8 @@ def test_the_walk_finds_what_trial_from_the_front_finds():
     generator = random.Random(0)
     for _ in range(60):
         letters = "ab" if generator.random() < 0.5 else "abc"
-        pieces = {
-            generator.choice(["", "##"])
-            + "".join(generator.choices(letters, k=generator.randrange(1, 6)))
-            for _ in range(generator.randrange(1, 14))
-        }
-        vocabulary = Vocabulary([*SPECIAL, *sorted(pieces)])
+        pieces = random_pieces(generator, letters, 6, generator.randrange(1, 14))
+        vocabulary = vocabulary_of(*pieces)
         codes = {letter: code for code, letter in enumerate("abc", 1)}
         codes |= {c: code for code, c in enumerate(sorted(set("".join(SPECIAL)) | {"#"}), 4)}
         built = build_trie(vocabulary, codes)
@@ -65,34 +77,27 @@ def test_the_walk_finds_what_trial_from_the_front_finds():
 
 def test_the_example_of_the_paper():
     # Song et al., section 3: "abcdz" with a, abcdx, ##b, ##c, ##cdy, ##dz.
-    pieces = ["a", "abcdx", "##b", "##c", "##cdy", "##dz"]
-    vocabulary = Vocabulary([*SPECIAL, *pieces])
-    codes = coded(vocabulary, 1)
-    built = build_trie(vocabulary, codes)
+    vocabulary, codes, built = built_of("a", "abcdx", "##b", "##c", "##cdy", "##dz")
     found = walk(built, "abcdz", codes)
     assert [vocabulary.pieces[number] for number in found] == ["a", "##b", "##c", "##dz"]
     assert walk(built, "abcd", codes) is None
 
 
 def test_a_piece_listed_twice_has_its_later_id_and_empty_lines_match_nothing():
-    vocabulary = Vocabulary([*SPECIAL, "a", "", "##", "a"])
-    codes = coded(vocabulary, 1)
-    assert walk(build_trie(vocabulary, codes), "a", codes) == [8]
+    _, codes, built = built_of("a", "", "##", "a")
+    assert walk(built, "a", codes) == [8]
 
 
 @pytest.mark.parametrize("name", ["CHILD_BITS", "PIECE_BITS", "CODE_BITS"])
 def test_a_vocabulary_too_large_for_the_layout_is_refused(monkeypatch, name):
-    vocabulary = Vocabulary([*SPECIAL, *"abcd", "abcdefg"])
-    codes = coded(vocabulary, 2)
     monkeypatch.setattr(tables, name, 3)
     with pytest.raises(ValueError, match="characters is too large: |pieces is too large: "):
-        build_trie(vocabulary, codes)
+        built_of(*"abcd", "abcdefg")
 
 
 def test_a_piece_that_no_word_can_reach_takes_no_room():
-    vocabulary = Vocabulary([*SPECIAL, "a", "##a", "a" * 201, "##" + "a" * 100_000])
-    codes = coded(vocabulary, 2)
-    assert len(build_trie(vocabulary, codes).nodes) < 50
+    _, _, built = built_of("a", "##a", "a" * 201, "##" + "a" * 100_000)
+    assert len(built.nodes) < 50
 
 
 @pytest.mark.slow
@@ -101,9 +106,7 @@ def test_half_a_million_pieces():
     generator = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = {"".join(generator.choices(letters, k=6)) for _ in range(400_000)}
-    vocabulary = Vocabulary([*SPECIAL, *sorted(words), *(f"##{c}" for c in letters)])
-    codes = coded(vocabulary, 2)
-    built = build_trie(vocabulary, codes)
+    vocabulary, codes, built = built_of(*sorted(words), *(f"##{c}" for c in letters))
     assert len(built.nodes) > 1 << 20
     for word in generator.sample(sorted(words), 2000):
         word += generator.choice(letters)
@@ -124,13 +127,8 @@ def found(built, letters):
 def test_every_short_piece_that_starts_a_word_is_found_and_nothing_else():
     generator = random.Random(0)
     alphabet = "abcdefgh\u00e9"
-    pieces = {
-        generator.choice(["", "", "##"])
-        + "".join(generator.choices(alphabet, k=generator.randrange(1, 20)))
-        for _ in range(3000)
-    }
-    vocabulary = Vocabulary([*SPECIAL, *sorted(pieces)])
-    codes = coded(vocabulary, 2)
+    vocabulary = vocabulary_of(*random_pieces(generator, alphabet, 20, 3000, ("", "", "##")))
+    codes = coded(vocabulary)
     codes["\u00e9"] = LETTERS  # one byte cannot say it
     built = build_trie(vocabulary, codes)
     tried = [piece.removeprefix("##") for piece in vocabulary.pieces[len(SPECIAL) :]]
@@ -145,18 +143,8 @@ def test_every_short_piece_that_starts_a_word_is_found_and_nothing_else():
 
 def test_words_alike_in_their_last_or_their_first_eight_letters_are_told_apart():
     pieces = ["nationality", "rationality", "rationalise", "tionality", "rational"]
-    vocabulary = Vocabulary([*SPECIAL, *pieces, "##ity"])
-    codes = coded(vocabulary, 2)
-    built = build_trie(vocabulary, codes)
+    vocabulary, codes, built = built_of(*pieces, "##ity")
     for word in pieces:
         assert found(built, [codes[c] for c in word]) == vocabulary.ids[word]
     for word in ("ationality", "lationality", "rationali", "r"):
         assert found(built, [codes[c] for c in word]) == -1
-
-
-def test_places_of_whole_words_and_of_words_of_several_pieces():
-    vocabulary = Vocabulary([*SPECIAL, "play", "##er", "players", "."])
-    encoded = Tokenizer(vocabulary).encode_batch([" Players player.", "play"])
-    assert encoded.ids.tolist() == [7, 5, 6, 8, 5]
-    assert encoded.offsets.tolist() == [[1, 8], [9, 13], [13, 15], [15, 16], [0, 4]]
-    assert encoded.word_ids.tolist() == [0, 1, 1, 2, 0]

@@ -6,11 +6,13 @@ import pytest
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, encode_text, match_pieces
 
+from ...tiny import write
+from ..letters import vocabulary_of
+
 
 def test_read_strips_lines_and_the_later_duplicate_wins(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes("[PAD]\r\n[UNK]\n [CLS]\t\n[SEP]\n[MASK]\nthe\n##s\n\nthe\n한국".encode())
-    vocabulary = Vocabulary.read(path)
+    content = "[PAD]\r\n[UNK]\n [CLS]\t\n[SEP]\n[MASK]\nthe\n##s\n\nthe\n한국"
+    vocabulary = Vocabulary.read(write(tmp_path / "vocab.txt", content))
     assert vocabulary.pieces == (*SPECIAL, "the", "##s", "", "the", "한국")
     assert vocabulary.ids["the"] == 8 and vocabulary.ids["한국"] == 9
     assert np.flatnonzero(vocabulary.continuation).tolist() == [6]
@@ -36,10 +38,8 @@ def test_written_and_read_again_is_the_same(tmp_path):
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        Vocabulary.read(path)
+        Vocabulary.read(write(tmp_path / "vocab.txt", content))
 
 
 @pytest.mark.parametrize("piece", ["a ", "\u2028", "a\nb", "\ud800"])
@@ -48,20 +48,23 @@ def test_a_piece_that_no_line_can_hold_is_refused(piece):
         Vocabulary([*SPECIAL, piece])
 
 
-VOCABULARY = Vocabulary([*SPECIAL, "un", "##aff", "##able", "a", "##a", "##aab", "é", "!"])
+VOCABULARY = vocabulary_of("un", "##aff", "##able", "a", "##a", "##aab", "é", "!")
 UN, AFF, ABLE, A, AA, AAB, ACCENT, MARK = range(5, 13)
 
 
-def test_the_longest_piece_is_taken_first_and_never_taken_back():
-    assert match_pieces("unaffable", VOCABULARY) == [(UN, 2), (AFF, 5), (ABLE, 9)]
-    assert match_pieces("aaab", VOCABULARY) == [(A, 1), (AAB, 4)]
-    assert match_pieces("aaaab", VOCABULARY) == [(A, 1), (AA, 2), (AAB, 5)]
-    assert match_pieces("aab", VOCABULARY) == [(VOCABULARY.unk_id, 3)]
-
-
-def test_words_beyond_200_characters_are_unknown():
-    assert match_pieces("a" * 200, VOCABULARY)[-1] == (AA, 200)
-    assert match_pieces("a" * 201, VOCABULARY) == [(VOCABULARY.unk_id, 201)]
+@pytest.mark.parametrize(
+    ("word", "pieces"),
+    [
+        ("unaffable", [(UN, 2), (AFF, 5), (ABLE, 9)]),
+        ("aaab", [(A, 1), (AAB, 4)]),
+        ("aaaab", [(A, 1), (AA, 2), (AAB, 5)]),
+        ("aab", [(VOCABULARY.unk_id, 3)]),
+        ("a" * 200, [(A, 1), *((AA, end) for end in range(2, 201))]),
+        ("a" * 201, [(VOCABULARY.unk_id, 201)]),  # beyond 200 characters
+    ],
+)
+def test_the_longest_piece_is_taken_first_and_never_taken_back(word, pieces):
+    assert match_pieces(word, VOCABULARY) == pieces
 
 
 def test_pieces_say_where_they_come_from():

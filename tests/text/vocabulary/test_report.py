@@ -11,9 +11,12 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.text.vocabulary import report
 from bertsmith.text.vocabulary.report import WORD_LENGTHS, DuplicateLines, measure
 
+from ..letters import longest_match
+
 LETTERS = "abcéß가"
 # No piece for ß or z, none for a b that begins a word.
 PIECES = [*SPECIAL, "[unused0]", "a", "##a", "##b", "c", "##c", "e", "##e", "##ab", "가", ".", "aa"]
+TOKENIZER = Tokenizer(Vocabulary(PIECES), GOOGLE_UNCASED)
 KEEPING = Normalization(strip_accents="none")
 
 
@@ -31,19 +34,6 @@ def random_documents(seed, count=40):
     return [Document("x.txt", 1, lines) for lines in documents]
 
 
-def pieces_of(word):
-    """Greedy longest match, the naive way; None for [UNK]."""
-    found = []
-    while word:
-        prefix = "##" if found else ""
-        fits = [n for n in range(len(word), 0, -1) if prefix + word[:n] in PIECES[5:]]
-        if not fits:
-            return None
-        found.append(prefix + word[: fits[0]])
-        word = word[fits[0] :]
-    return found
-
-
 def by_hand(documents, normalization):
     """The same figures, a word at a time."""
     figures = Counter()
@@ -55,7 +45,7 @@ def by_hand(documents, normalization):
             length = 0
             for word in split_words(line, normalization):
                 raw = line[word.origins[0] : word.origins[-1] + 1]
-                pieces = pieces_of(word.characters)
+                pieces = longest_match(word.characters, PIECES[5:])
                 figures["unknown"] += pieces is None
                 figures["characters"] += len(raw)
                 figures["unknown characters"] += len(raw) * (pieces is None)
@@ -78,12 +68,10 @@ def by_hand(documents, normalization):
 def test_the_figures_are_those_of_counting_by_hand(monkeypatch, normalization, batch):
     monkeypatch.setattr(report, "BATCH", batch)
     documents = random_documents(7)
-    tokenizer = Tokenizer(Vocabulary(PIECES), normalization)
-    figures = measure(documents, {"mine": tokenizer})
+    figures = measure(documents, {"mine": Tokenizer(Vocabulary(PIECES), normalization)})
     json.dumps(figures, allow_nan=False)
-    expected, by_length, pieces, lines, whole, used, unknown, words = by_hand(
-        documents, normalization
-    )
+    counted = by_hand(documents, normalization)
+    expected, by_length, pieces, lines, whole, used, unknown, words = counted
     [side] = figures["vocabularies"]
     num_words, num_pieces = sum(by_length.values()), sum(pieces.values())
     assert (side["name"], side["size"]) == ("mine", len(PIECES))
@@ -91,9 +79,8 @@ def test_the_figures_are_those_of_counting_by_hand(monkeypatch, normalization, b
     assert side["pieces_per_word"] == num_pieces / num_words
     assert side["characters_per_piece"] == expected["characters"] / num_pieces
     assert side["word_coverage"] == 1 - expected["unknown"] / num_words
-    assert side["character_coverage"] == pytest.approx(
-        1 - expected["unknown characters"] / expected["characters"]
-    )
+    unknown_share = expected["unknown characters"] / expected["characters"]
+    assert side["character_coverage"] == pytest.approx(1 - unknown_share)
     assert side["unknown_pieces"] == expected["unknown"] / num_pieces
     assert side["unused_pieces"] == (len(PIECES) - 5 - len(used)) / (len(PIECES) - 5)
     for row, found in enumerate(side["by_word_length"]):
@@ -109,9 +96,8 @@ def test_the_figures_are_those_of_counting_by_hand(monkeypatch, normalization, b
             assert bar["count"] == sum(bar["from"] <= n <= bar["to"] for n in lengths)
         assert sum(bar["count"] for bar in found["histogram"]) == len(lengths)
     unheld = ["ß", "é"] if normalization == KEEPING else ["ß", "가"]
-    assert {one["character"]: one["count"] for one in side["unknown_characters"]} == {
-        character: unknown[character] for character in unheld
-    }
+    found = {one["character"]: one["count"] for one in side["unknown_characters"]}
+    assert found == {character: unknown[character] for character in unheld}
     longest = figures["text"]["longest_words"]
     assert [one["characters"] for one in longest] == sorted(map(len, words))[::-1][:10]
     assert len({one["word"] for one in longest}) == 10 and words >= {w["word"] for w in longest}
@@ -120,17 +106,14 @@ def test_the_figures_are_those_of_counting_by_hand(monkeypatch, normalization, b
 def test_the_text_itself_and_names_of_characters():
     lines = ["aa ß\ud800ß.", "aa ß\ud800ß.", "\U0001f642 z\u0301\ue000"]  # the mark is dropped
     documents = [Document("x", 1, lines[:2]), Document("x", 4, lines[2:])]
-    tokenizer = Tokenizer(Vocabulary(PIECES))
-    figures = measure(documents, {"a": tokenizer, "b": tokenizer})
+    figures = measure(documents, {"a": TOKENIZER, "b": TOKENIZER})
     text, (side, other) = figures["text"], figures["vocabularies"]
     assert (text["documents"], text["lines"], text["characters"]) == (2, 3, 19)
     assert text["bytes"] == 2 * (3 + 2 + 3 + 2 + 1) + 4 + 1 + 1 + 2 + 3
     assert text["duplicate_lines"]["count"] == 1
     assert {**side, "name": "b"} == other
-    assert [one["code_point"] for one in side["unknown_characters"]] == [
-        *("U+00DF", "U+D800", "U+007A", "U+E000", "U+1F642"),
-    ]
     names = {one["code_point"]: one["name"] for one in side["unknown_characters"]}
+    assert list(names) == ["U+00DF", "U+D800", "U+007A", "U+E000", "U+1F642"]
     assert names["U+1F642"] == "SLIGHTLY SMILING FACE"
     assert (names["U+D800"], names["U+E000"]) == ("Cs", "Co")
     assert [(one["word"], one["pieces"]) for one in text["longest_words"]] == [
@@ -147,21 +130,19 @@ def test_reading_stops_at_the_limit():
         while True:
             yield Document("x", 1, ["a" * 20_000, "ß" * 10_000])
 
-    figures = measure(documents(), {"a": Tokenizer(Vocabulary(PIECES))}, megabytes=0.23)
+    figures = measure(documents(), {"a": TOKENIZER}, megabytes=0.23)
     assert (figures["text"]["documents"], figures["text"]["bytes"]) == (6, 240_000)
 
 
 def test_altered_letters_are_part_of_the_figures():
-    figures = measure(
-        [Document("x", 1, ["가a"])], {"a": Tokenizer(Vocabulary(PIECES), GOOGLE_UNCASED)}
-    )
+    figures = measure([Document("x", 1, ["가a"])], {"a": TOKENIZER})
     altered = figures["vocabularies"][0]["altered_letters"]
     assert (altered["share"], altered["letters"]) == (0.5, 2)
     assert altered["scripts"][0]["script"] == "Hangul" and "warning: 50.0%" in altered["warning"]
 
 
 def test_nothing_read_gives_figures_of_nothing():
-    figures = measure([], {"a": Tokenizer(Vocabulary(PIECES))})
+    figures = measure([], {"a": TOKENIZER})
     [side] = figures["vocabularies"]
     assert (figures["text"]["documents"], side["words"], side["pieces_per_word"]) == (0, 0, 0.0)
     assert side["lines"]["histogram"] == [] and side["altered_letters"]["share"] == 0

@@ -22,8 +22,7 @@ from bertsmith.text.vocabulary.train import (
 )
 from bertsmith.text.vocabulary.word_counts import count_words
 
-KOREAN = ["나는 학교에 갑니다. 학교에서 친구를 만납니다.", "친구는 학교를 좋아합니다."]
-JAPANESE = ["ガラスの靴をはいた。", "学校でパンを食べた。パンがすきだ。"]
+from ...tiny import write
 
 
 def random_words(seed: int, letters: str, number: int = 60, rarest: int = 2) -> dict[str, int]:
@@ -50,10 +49,8 @@ def test_the_most_used_pieces_are_kept(letters, keep):
     size = len(fixed) + 40
     pieces = list(fixed)
     while len(pieces) < len(fixed) + 48:
-        piece = merger.merge()
-        pieces += [piece] * (piece not in pieces)
-    vocabulary = Vocabulary(pieces)
-    uses = Counter()
+        pieces = list(dict.fromkeys([*pieces, merger.merge()]))
+    vocabulary, uses = Vocabulary(pieces), Counter()
     for word, count in words.items():
         for number, _ in match_pieces(word, vocabulary):
             uses[number] += count
@@ -71,29 +68,13 @@ def test_order_of_texts_and_number_of_workers_do_not_matter(monkeypatch):
     assert train_vocabulary(documents, 70, workers=2).fingerprint == first.fingerprint
 
 
-@pytest.mark.parametrize("texts", [KOREAN, JAPANESE])
-@pytest.mark.parametrize("strip_accents", ["all", "latin", "none"])
-def test_korean_and_japanese_come_back_whole(texts, strip_accents):
-    vocabulary = train_vocabulary(texts * 2, 36, Normalization(strip_accents=strip_accents))
-    tokenizer = Tokenizer(vocabulary, Normalization(strip_accents=strip_accents))
-    assert len(vocabulary) == 36
-    encoded = tokenizer.encode_batch(texts)
-    assert vocabulary.unk_id not in encoded.ids
-    if strip_accents != "all":
-        decoded = tokenizer.decode(encoded[0].ids).replace(" ", "")
-        assert decoded == texts[0].replace(" ", "")
-    assert ("ガ" in "".join(vocabulary.pieces)) == (texts is JAPANESE and strip_accents != "all")
-
-
 def test_special_tokens_stand_as_in_googles_files():
     vocabulary = trained(["ab ab"], 5 + 101 + 3, reserve_unused=101)
     pieces = vocabulary.pieces
     assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.mask_id) == (0, 100, 103)
-    assert (pieces[1], pieces[99], pieces[104:106]) == (
-        "[unused0]",
-        "[unused98]",
-        ("[unused99]", "[unused100]"),
-    )
+    unused = [number for number in range(109) if pieces[number].startswith("[unused")]
+    assert unused == [*range(1, 100), 104, 105]
+    assert [pieces[number] for number in unused] == [f"[unused{n}]" for n in range(101)]
     assert special_pieces(98)[:6] == [*SPECIAL, "[unused0]"]
 
 
@@ -104,20 +85,23 @@ def test_rare_characters_give_way_to_a_limited_alphabet():
     assert Tokenizer(vocabulary).encode_batch(["xyz"]).ids.tolist() == [vocabulary.unk_id]
 
 
+HUNDRED = ["a " * 60, "b " * 25, "c " * 13, "d " * 2]
+
+
 @pytest.mark.parametrize(
-    ("coverage", "known"),
-    [(1.0, "abcd"), (0.99, "abcd"), (0.98, "abc"), (0.9, "abc"), (0.8, "ab"), (0.5, "a")],
+    ("texts", "coverage", "known"),
+    [
+        (HUNDRED, 1.0, "abcd"),
+        (HUNDRED, 0.99, "abcd"),
+        (HUNDRED, 0.98, "abc"),
+        (HUNDRED, 0.9, "abc"),
+        (HUNDRED, 0.8, "ab"),
+        (HUNDRED, 0.5, "a"),
+        (["d c b a " * 5 + "e " * 20], 0.7, "abe"),  # of as frequent ones the first code points
+    ],
 )
-def test_coverage_leaves_the_rarest_characters_out(coverage, known):
-    # Of 100 characters a stands for 60, b for 25, c for 13, d for 2.
-    texts = ["a " * 60, "b " * 25, "c " * 13, "d " * 2]
-    vocabulary = trained(texts, 5 + len(known), coverage=coverage)
-    assert "".join(vocabulary.pieces[5:]) == known
-
-
-def test_of_characters_as_frequent_the_coverage_takes_the_first_code_points():
-    vocabulary = trained(["d c b a " * 5 + "e " * 20], 5 + 3, coverage=0.7)
-    assert vocabulary.pieces[5:] == ("a", "b", "e")
+def test_coverage_leaves_the_rarest_characters_out(texts, coverage, known):
+    assert "".join(trained(texts, 5 + len(known), coverage=coverage).pieces[5:]) == known
 
 
 def test_kept_pieces_stand_behind_the_alphabet_once_each():
@@ -128,18 +112,9 @@ def test_kept_pieces_stand_behind_the_alphabet_once_each():
     assert len(trained(["ab abb abb bb"] * 2, 11, keep=everything)) == 11
 
 
-def test_kept_pieces_need_room():
-    keep = [f"word{i}" for i in range(10)]
-    with pytest.raises(ValueError, match=r"vocabulary of 15 .* pieces to keep are 15, without"):
-        trained(["abc"], 15, keep=keep)
-    with pytest.raises(ValueError, match=r"10 pieces to keep and .* 3 characters need --size 18"):
-        trained(["abc"], 17, keep=keep)
-    assert len(trained(["abc"], 18, keep=keep)) == 18
-
-
 def test_a_file_of_pieces_to_keep(tmp_path):
-    file = tmp_path / "keep.txt"
-    file.write_bytes("\ufeffCafé\r\n\r\n##Ing\r\ncafe\r\n[CLS]\r\n  ##  \u200bx\r\n#\r\n".encode())
+    content = "\ufeffCafé\r\n\r\n##Ing\r\ncafe\r\n[CLS]\r\n  ##  \u200bx\r\n#\r\n"
+    file = write(tmp_path / "keep.txt", content)
     assert read_kept(file, Normalization()) == ["cafe", "##ing", "cafe", "##x", "#"]
     assert read_kept(file, PRESETS["google-cased"])[:2] == ["Café", "##Ing"]
 
@@ -155,31 +130,40 @@ def test_a_file_of_pieces_to_keep(tmp_path):
         ("", r"keep.txt: no words in it: --keep wants one"),
         ("\n \n", r"keep.txt: no words in it"),
         (b"caf\xe9\n", r"keep.txt:1: not UTF-8"),
+        (None, r"keep.txt: no such file"),
     ],
 )
-def test_a_line_that_is_no_piece_is_named(tmp_path, content, message):
-    file = tmp_path / "keep.txt"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_a_file_that_holds_other_than_pieces_is_named(tmp_path, content, message):
+    if content is not None:
+        write(tmp_path / "keep.txt", content)
     with pytest.raises(ValueError, match=message):
-        read_kept(file, Normalization())
-
-
-def test_an_absent_file_of_pieces_to_keep(tmp_path):
-    with pytest.raises(ValueError, match=r"keep.txt: no such file"):
         read_kept(tmp_path / "keep.txt", Normalization())
 
 
-def test_sizes_that_cannot_be_met_say_what_can():
-    with pytest.raises(ValueError, match=r"vocabulary of 7 .* 3 characters .* --size 8"):
-        train_vocabulary(["abc"], 7)
+TEN_WORDS = tuple(f"word{i}" for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "keep", "message"),
+    [
+        ("abc", 7, (), "vocabulary of 7 .* 3 characters .* --size 8"),
+        ("abc abc", 11, (), "only 10 of 11 pieces: use --size 10 or less"),
+        ("abc", 9, (), r"lower --min-frequency \(2\)"),
+        ("abc", 15, TEN_WORDS, "vocabulary of 15 .* pieces to keep are 15, without"),
+        ("abc", 17, TEN_WORDS, "10 pieces to keep and .* 3 characters need --size 18"),
+    ],
+)
+def test_sizes_that_cannot_be_met_say_what_can(text, size, keep, message):
+    with pytest.raises(ValueError, match=message):
+        trained([text], size, keep=keep)
+
+
+def test_sizes_that_messages_say_can_be_met():
     assert len(train_vocabulary(["abc"], 8)) == 8
     # "abc" twice gives "##bc" and "abc" and no more.
-    with pytest.raises(ValueError, match=r"only 10 of 11 pieces: use --size 10 or less"):
-        train_vocabulary(["abc abc"], 11)
     assert train_vocabulary(["abc abc"], 10).pieces[8:] == ("##bc", "abc")
-    with pytest.raises(ValueError, match=r"lower --min-frequency \(2\)"):
-        train_vocabulary(["abc"], 9)
     assert len(trained(["abc"], 9, min_frequency=1)) == 9
+    assert len(trained(["abc"], 18, keep=TEN_WORDS)) == 18
 
 
 @pytest.mark.parametrize("texts", [[], [" \n"], ["\u200b"]])
@@ -194,10 +178,9 @@ def test_no_words(texts):
         ("min_frequency", -1, "min_frequency = -1: must be"),
         ("max_alphabet", -1, "max_alphabet = -1: must be"),
         ("reserve_unused", -1, "reserve_unused = -1: must be"),
-        *(
-            ("coverage", c, "coverage = .*: must be above 0 and at most 1")
-            for c in (0.0, 1.01, -1.0)
-        ),
+        ("coverage", 0.0, "coverage = .*: must be above 0 and at most 1"),
+        ("coverage", 1.01, "coverage = .*: must be above 0 and at most 1"),
+        ("coverage", -1.0, "coverage = .*: must be above 0 and at most 1"),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value, message):
@@ -256,13 +239,16 @@ def test_the_table_of_pairs_grows(monkeypatch):
     assert merged(words) == recounted(words)
 
 
-def test_of_three_in_a_row_the_first_two_are_merged():
-    assert merged({"xaaa": 5, "xaa": 4}) == ["x", "##a", "##aa", "xaa", "xaaa"]
-
-
-def test_no_pair_at_all():
-    assert merged({"a": 3, "b": 1}) == ["a", "b"]
-    assert merged({}) == []
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        ({"xaaa": 5, "xaa": 4}, ["x", "##a", "##aa", "xaa", "xaaa"]),  # the first two of three
+        ({"a": 3, "b": 1}, ["a", "b"]),
+        ({}, []),
+    ],
+)
+def test_merges_by_hand(words, pieces):
+    assert merged(words) == pieces
 
 
 def test_the_tokenizers_library_learns_the_same():

@@ -23,18 +23,19 @@ def reference(texts, normalization):
     return Counter(word for word in words if len(word) <= 200)
 
 
-@pytest.mark.parametrize(
-    "normalization",
-    [
-        *PRESETS.values(),
-        Normalization(strip_accents="latin", unicode="nfkc"),
-        Normalization(split_cjk=False, unicode="nfc"),
-    ],
-)
+def assert_is_reference(texts, normalization):
+    assert count_words(texts, normalization) == reference(texts, normalization)
+
+
+LATIN_NFKC = Normalization(strip_accents="latin", unicode="nfkc")
+WHOLE_NFC = Normalization(split_cjk=False, unicode="nfc")
+
+
+@pytest.mark.parametrize("normalization", [*PRESETS.values(), LATIN_NFKC, WHOLE_NFC])
 def test_words_are_those_of_the_reference(normalization):
     source = random.Random(1)
     texts = ["".join(source.choices(MIXED, k=60)) for _ in range(400)]
-    assert count_words(texts, normalization) == reference(texts, normalization)
+    assert_is_reference(texts, normalization)
 
 
 @pytest.mark.parametrize("unicode", ["none", "nfc", "nfkc"])
@@ -46,7 +47,7 @@ def test_every_character_beside_others(unicode, strip_accents):
     codes = [c for c in range(0x2200) if chr(c) != "\n"]
     texts = [f"{chr(c)} x{chr(c)}y {chr(c)}\u0301 {chr(c)}\u03a3" for c in codes]
     texts += ["".join(map(chr, source.choices(codes, k=3))) for _ in range(4000)]
-    assert count_words(texts, normalization) == reference(texts, normalization)
+    assert_is_reference(texts, normalization)
 
 
 def test_many_distinct_words_are_counted():
@@ -69,9 +70,14 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert sum(map(len, counter._known)) < 20
 
 
-def test_rare_words_are_forgotten_alike_for_any_number_of_workers(monkeypatch):
+@pytest.fixture
+def small_blocks(monkeypatch):
     monkeypatch.setattr(word_counts, "BLOCK", 40)
     monkeypatch.setattr(word_counts, "MAX_LETTERS", 40)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_rare_words_are_forgotten_alike_for_any_number_of_workers():
     texts = ["common often common"] * 5 + [f"rare{i} often" for i in range(20)]
     alone = count_words(texts, Normalization())
     assert sum(map(len, alone)) <= 40 + 40
@@ -80,31 +86,31 @@ def test_rare_words_are_forgotten_alike_for_any_number_of_workers(monkeypatch):
     assert count_words(texts, Normalization(), workers=2) == alone
 
 
-def test_a_text_of_words_that_never_come_again_leaves_some(monkeypatch):
-    monkeypatch.setattr(word_counts, "BLOCK", 40)
-    monkeypatch.setattr(word_counts, "MAX_LETTERS", 40)
+@pytest.mark.usefixtures("small_blocks")
+def test_a_text_of_words_that_never_come_again_leaves_some():
     assert count_words((f"word{i}" for i in range(100)), Normalization())
 
 
-def test_a_worker_that_dies_is_an_error(monkeypatch):
+def kill_workers():
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def fail():
+    raise ValueError("text.txt:5: not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("happens", "kind", "message"),
+    [(kill_workers, OSError, "a worker process died"), (fail, ValueError, "text.txt:5")],
+)
+def test_an_error_of_a_worker_or_of_the_text_ends_the_work(monkeypatch, happens, kind, message):
     monkeypatch.setattr(word_counts, "BLOCK", 10)
 
     def texts():
         yield from ["some words to count"] * 8
-        for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
+        happens()
         yield from ["some words to count"] * 8
 
-    with pytest.raises(OSError, match="a worker process died"):
-        count_words(texts(), Normalization(), workers=2)
-
-
-def test_an_error_of_the_text_ends_the_workers(monkeypatch):
-    monkeypatch.setattr(word_counts, "BLOCK", 10)
-
-    def texts():
-        yield from ["some words to count"] * 4
-        raise ValueError("text.txt:5: not UTF-8")
-
-    with pytest.raises(ValueError, match="text.txt:5"):
+    with pytest.raises(kind, match=message):
         count_words(texts(), Normalization(), workers=2)
