@@ -3,17 +3,18 @@
 import contextlib
 import io
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import command_name, main
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.model.config import config_for
+from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.text.readers.documents import Document
@@ -73,6 +74,32 @@ def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """An uncased tokenizer whose vocabulary is the words of some texts."""
     words = {word.characters for text in texts for word in split_words(text, GOOGLE_UNCASED)}
     return Tokenizer(Vocabulary([*SPECIAL, *sorted(words)]))
+
+
+def piece_tokenizer(pieces: str) -> Tokenizer:
+    """An uncased tokenizer whose vocabulary is the special pieces and some others, as they stand."""
+    return Tokenizer(Vocabulary([*SPECIAL, *pieces.split()]))
+
+
+def random_model(
+    folder: Path,
+    tokenizer: Tokenizer,
+    head: Callable[..., torch.nn.Module] = PreTrainingModel,
+    *outputs: int,
+    config: ModelConfig | None = None,
+    std: float = 0.5,
+    seed: int = 1,
+    run: dict | None = None,
+    **written: Any,
+) -> Path:
+    """A folder of a model of random weights: `run` are the settings of its run.json, if it has one,
+    `written` is for `save_model`."""
+    config = config or ModelConfig(len(tokenizer.vocabulary), 16, 1, 2, 32, max_positions=32)
+    model = initialize(head(config, *outputs), std, torch.Generator().manual_seed(seed))
+    save_model(model, tokenizer, folder, **written)
+    if run is not None:
+        RunFolder(folder).write_settings({"kind": "finetune", "settings": run})
+    return folder
 
 
 def write_model(
