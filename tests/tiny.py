@@ -77,7 +77,7 @@ def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def piece_tokenizer(pieces: str) -> Tokenizer:
-    """An uncased tokenizer whose vocabulary is the special pieces and some others, as they stand."""
+    """An uncased tokenizer of the special pieces and some others."""
     return Tokenizer(Vocabulary([*SPECIAL, *pieces.split()]))
 
 
