@@ -1,58 +1,21 @@
-"""What pretrain, finetune and evaluate say to a person who looks on."""
+"""`bertsmith pretrain`: what it says to a person who looks on, and what it refuses."""
 
-import csv
-import json
-import random
+import io
+import os
 import re
-import shlex
+import shutil
 
 import pytest
 
-from bertsmith.cli.main import main
-from bertsmith.cli.outputs import after_pretraining
-
-ANIMALS = ("cat", "dog", "crane", "owl")
-TINY = ("--size", "1x64", "--max-length", "16", "--batch-size", "8", "--threads", "1")
+from ..tiny import bertsmith, cli, write
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    folder, draw = tmp_path_factory.mktemp("made"), random.Random(7)
-    sentences = [f"The {animal} sleeps." for animal in ANIMALS]
-    documents = [" ".join(draw.choices(sentences, k=40)) for _ in range(40)]
-    (folder / "text.txt").write_text("\n\n".join(documents))
-    text, vocab, out = (str(folder / name) for name in ("text.txt", "vocab", "store"))
-    assert main(["vocab", text, "--out", vocab, "--size", "40", "--workers", "1"]) == 0
-    words = ["corpus", text, "--vocab", vocab, "--out", out, "--workers", "1"]
-    assert main([*words, "--held-out", "0.2"]) == 0
-    return out
-
-
-@pytest.fixture(scope="module")
-def run(store, tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("run") / "my run")
-    words = ["pretrain", "--corpus", store, "--out", folder, *TINY, "--steps", "20"]
-    assert main(words) == 0
-    return folder
-
-
-@pytest.fixture
-def said(capsys):
-    """Run a command that must succeed: (what it printed, what it said on stderr), in lines."""
-
-    def said(*words):
-        capsys.readouterr()
-        assert main([str(word) for word in words]) == 0
-        printed = capsys.readouterr()
-        return printed.out.splitlines(), printed.err.splitlines()
-
-    return said
-
-
-def test_pretrain(store, said, tmp_path):
-    words = ("pretrain", "--corpus", store, "--out", tmp_path / "run", *TINY, "--steps", 20)
-    out, told = said(*words, "--num-evals", 4)
-    assert not any("compil" in line for line in told)
+def test_what_is_said(made, tmp_path):
+    words = made.words("pretrain", tmp_path / "run")
+    words += ("--steps", 20, "--num-evals", 4, "--eval-rows", 512)
+    ran = cli(*words)
+    out, told = ran.out.splitlines(), ran.err.splitlines()
+    assert ran.code == 0 and not any("compil" in line for line in told)
     explained = next(k for k, line in enumerate(told) if "losses are in nats" in line)
     assert re.search(r"; a guess among \d+ pieces has 3\.\d\d$", told[explained])
     known = r"knowing only their counts has \d\.\d\d, the unigram entropy of the training text"
@@ -66,50 +29,107 @@ def test_pretrain(store, said, tmp_path):
     assert re.fullmatch(r"held-out MLM loss .* nats \(unigram entropy .*, NSP .* of 256", out[1])
     assert out[2] == "try next:" and len(out) == 5
     assert out[3].startswith("  bertsmith fill ") and out[4].startswith("  bertsmith finetune ")
-    again, told = said(*words, "--resume")
-    assert not any("losses are in nats" in line for line in told)
+    again = cli(*words, "--resume")
+    assert again.code == 0 and "losses are in nats" not in again.err
 
 
-def test_what_is_proposed_can_be_done(run, said, tmp_path, monkeypatch):
-    """The commands that runs end with, as they stand, in a folder with the files they name."""
-    monkeypatch.chdir(tmp_path)
-    rows = [[f"The {animal} sleeps {n}.", animal] for animal in ANIMALS for n in range(60)]
-    for name, header, width in (("labelled", ["text", "label"], 2), ("new", ["text"], 1)):
-        with open(f"{name}.csv", "w", newline="") as file:
-            csv.writer(file).writerows([header, *(row[:width] for row in rows)])
-    fill, finetune = after_pretraining(run).splitlines()[1:]
-    assert len(said(*shlex.split(fill)[1:])[0]) > 1
-    out, told = said(*shlex.split(finetune)[1:], "--epochs", 2, "--threads", 1)
-    assert "finetune: 2 epochs of 7 steps, 14 in all; batch 32, rate 0.0006; dev measured once" in (
-        "\n".join(told)
-    )
-    lines = [line for line in told if line.startswith("finetune seed 1, step")]
-    assert [line.split(":")[0] for line in lines] == [
-        "finetune seed 1, step 7", "finetune seed 1, step 14",
-    ]  # fmt: skip
-    number = json.loads((tmp_path / "tuned" / "result.json").read_text())["dev_examples"]
-    assert all(re.search(rf": dev accuracy \d\.\d{{4}} of {number} examples$", x) for x in lines)
-    assert any(
-        re.search(r"^finetune seed 1: kept step (7|14) of 14 \(dev accuracy", x) for x in told
-    )
-    assert re.search(
-        r"tuned: the model of seed \d after step (7|14) of 14, the best on dev", out[-4]
-    )
-    assert out[-3] == "try next:"
-    for command in out[-2:]:
-        said(*shlex.split(command)[1:])
-    assert (tmp_path / "answers.csv").exists() and (tmp_path / "tuned" / "report.html").exists()
-
-    out, _ = said("evaluate", "tuned", "--data", "labelled.csv")
-    assert re.fullmatch(r"accuracy +\d\.\d{4} of 240 examples", out[0])
-    out, _ = said("finetune", "classify", "--model", run, "--data", "labelled.csv", "--epochs", 1,
-                  "--threads", 1, "--out", "two", "--seeds", "1,2", "--max-retries", 0)  # fmt: skip
-    mean = next(line for line in out if line.startswith("mean of 2 seeds: "))
-    assert "interval" not in mean and "+-" not in mean
-    assert mean.endswith(f" ({number} dev examples)")
+def test_a_store_built_with_another_vocabulary(made, refuse, tmp_path):
+    other, store, out = tmp_path / "vocab", tmp_path / "store", tmp_path / "out"
+    bertsmith("vocab", made / "dev.csv", "--out", other, "--size", 30)
+    bertsmith("corpus", made / "text.txt", "--vocab", other, "--out", store, "--workers", 1)
+    pretrain = ("pretrain", "--corpus", store, "--model", made / "run", "--out", out)
+    pretrain += ("--steps", 2, "--max-length", 16)
+    refuse(*pretrain, says=(made / "run", "vocabulary", "`bertsmith corpus"))
+    refuse(*pretrain, "--size", "2x64", says=("size: fixed by the model", "leave it"))
+    refuse("evaluate", made / "run", "--data", store, says=(store, "--vocab"))
+    mixed = shutil.copytree(made / "store", tmp_path / "mixed")
+    shutil.copytree(other, mixed, dirs_exist_ok=True)
+    says = (mixed / "vocab.txt", "the manifest says", "`bertsmith corpus")
+    refuse(*made.words("pretrain", out), "--corpus", mixed, says=says)
+    assert not out.exists()
 
 
-def test_evaluate_of_a_language_model_has_the_number_of_pairs(run, store, said):
-    out, _ = said("evaluate", run, "--data", store)
-    assert any(re.fullmatch(r"nsp_accuracy +\d\.\d{4} of 256", line) for line in out), out
-    assert not any("_cases" in line for line in out)
+@pytest.mark.parametrize("file", ["train-00000.tokens", "unigram_counts.bin", "manifest.json"])
+def test_a_truncated_store(file, made, refuse, tmp_path):
+    store = shutil.copytree(made / "store", tmp_path / "store")
+    os.truncate(store / file, (store / file).stat().st_size - 10)
+    says = (store / file, "build it again with `bertsmith corpus`")
+    refuse(*made.words("pretrain", tmp_path / "out"), "--corpus", store, says=says)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", ["text.txt", "vocab", "absent"])
+def test_what_is_no_store_is_not_to_be_removed(wrong, made, refuse, tmp_path):
+    words = (*made.words("pretrain", tmp_path / "out"), "--corpus", made / wrong)
+    line = refuse(*words, says=(made / wrong, "make one with `bertsmith corpus`"))
+    assert "remove" not in line and not (tmp_path / "out").exists()
+
+
+def test_a_corpus_of_one_sentence(made, refuse, tmp_path):
+    one = write(tmp_path / "one.txt", "The cat sleeps.\n")
+    says = ("one.txt: 1 document(s)", "pairs", "put a blank line between documents")
+    refuse(*made.words("corpus", tmp_path / "out", one), says=says)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_another_size_on_resume(made, refuse, tmp_path):
+    def contents():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    run = shutil.copytree(made / "run", tmp_path / "run")
+    before = contents()
+    says = (run, "size = 1x64, not 2x64", "leave it out on --resume")
+    refuse(*made.words("pretrain", run), "--resume", "--size", "2x64", says=says)
+    assert before == contents()
+
+
+@pytest.mark.parametrize(
+    ("flags", "recipe", "says"),
+    [
+        ("--warmup 0.1", "", "unknown flag '--warmup': did you mean '--warmup-"),
+        ("--learn-rate 1e-3", "", "'--learn-rate': did you mean '--learning-rate'?"),
+        ("", "stepz = 3", "recipe.toml: unknown setting 'stepz': did you mean 'steps'?"),
+        ("", "learn_rate = 0.1", "unknown setting 'learn_rate': did you mean 'learning_rate'?"),
+        ("", 'steps = "3"', "recipe.toml: steps = '3': expected int"),
+        ("", "steps 3", ["recipe.toml: not valid TOML", "line 1"]),
+        ("--size tinny", "steps = 2", ["unknown size 'tinny'", "known are tiny"]),
+        ("--minutes 1 --steps 2", "", "exactly one of --steps"),
+        ("--minutes nan", "", "--minutes nan: must be above 0"),
+        ("--steps 2 --max-length 4", "", "pretrain: max_length = 4: a pair"),
+    ],
+)
+def test_a_misspelt_or_impossible_setting(flags, recipe, says, made, refuse, tmp_path):
+    config = write(tmp_path / "recipe.toml", recipe)
+    words = ("pretrain", "--corpus", made / "store", "--out", tmp_path / "out", "--config", config)
+    refuse(*words, *flags.split(), says=says)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+@pytest.mark.parametrize("grows", ["log.jsonl", "tensorboard"])
+def test_a_full_disk_below_the_log(grows, made, refuse, tmp_path, monkeypatch):
+    """Files that grow line by line, one of them by a thread of TensorBoard's."""
+    out, opened = tmp_path / "out", io.open
+
+    def open_full(file, mode="r", *rest, **named):
+        if grows in str(file) and "a" in mode:
+            file = "/dev/full"
+        return opened(file, mode, *rest, **named)
+
+    monkeypatch.setattr(io, "open", open_full)
+    says = (out, "No space left", "free some space")
+    refuse(*made.words("pretrain", out), "--log-every", 1, says=says, code=1)
+    assert not (out / "result.json").exists()
+
+
+def test_a_fine_tuned_run_is_no_run_to_resume(made, refuse):
+    says = (made / "tuned", "holds a model already: name another --out")
+    line = refuse(*made.words("pretrain", made / "tuned"), "--resume", says=says)
+    assert "--resume" not in line
+
+
+def test_going_on_without_a_model_to_go_on_from(made, refuse, tmp_path):
+    words = ("pretrain", "--corpus", made / "store", "--out", tmp_path / "run", "--steps", 5)
+    for more in ((), ("--resume",)):  # a first start, by a script that always says --resume
+        refuse(*words, "--config", "continue", *more, says="name it with --model MODEL")
+    assert not (tmp_path / "run").exists()
