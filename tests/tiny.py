@@ -78,6 +78,12 @@ def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(Vocabulary([*SPECIAL, *sorted(words)]))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by their place in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def piece_tokenizer(pieces: str) -> Tokenizer:
     """An uncased tokenizer of the special pieces and some others."""
     return Tokenizer(Vocabulary([*SPECIAL, *pieces.split()]))

@@ -8,7 +8,7 @@ import pytest
 
 from bertsmith.corpus.store.store import TokenStore
 
-from ..tiny import bertsmith, cli, piece_tokenizer, refused, write
+from ..tiny import bertsmith, cli, contents, piece_tokenizer, refused, write
 
 WORDS = [f"w{number}" for number in range(400)]
 BUILD = "corpus a.txt --vocab vocab --held-out 0 --workers 1"
@@ -155,12 +155,9 @@ def test_an_older_list_stays_where_a_new_one_fails():
     ],
 )
 def test_refusals_touch_no_file(words, message):
-    def contents():
-        return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-    files = contents()
+    files = contents(Path())
     ran = cli(*words.split())
     *before_it, line = ran.err.splitlines()
     assert (ran.code, ran.out) == (2, "") and message in line
     assert not before_it or message == "empty.txt: no text in it"  # found by reading
-    assert files == contents() and not Path("o").exists()
+    assert files == contents(Path()) and not Path("o").exists()

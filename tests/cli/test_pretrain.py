@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ..tiny import bertsmith, cli, write
+from ..tiny import bertsmith, cli, contents, write
 
 
 def test_what_is_said(made, tmp_path):
@@ -76,14 +76,11 @@ def test_a_corpus_of_one_sentence(made, refuse, tmp_path):
 
 
 def test_a_run_of_another_size_on_resume(made, refuse, tmp_path):
-    def contents():
-        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-
     run = shutil.copytree(made / "run", tmp_path / "run")
-    before = contents()
+    before = contents(run)
     says = (run, "size = 1x64, not 2x64", "leave it out on --resume")
     refuse(*made.words("pretrain", run), "--resume", "--size", "2x64", says=says)
-    assert before == contents()
+    assert before == contents(run)
 
 
 @pytest.mark.parametrize(
