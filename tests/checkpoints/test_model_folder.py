@@ -209,7 +209,7 @@ def test_a_truncated_file_is_named(folder, length):
         ({"hidden_size": "16"}, "config.json: hidden_size = '16': expected int"),
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_heads 3"),
         ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
-        ({"num_hidden_layers": 9_999_999}, "says 9999999 layers, but the weights hold 2"),
+        ({"num_hidden_layers": 9_999_999}, "config.json says 9999999 layers, but the weights"),
         ({"num_hidden_layers": 1}, "config.json says 1 layers, but the weights hold 2"),
         ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
         ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
@@ -227,7 +227,7 @@ def test_a_configuration_that_does_not_fit_is_named(folder, values, message, cha
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace('"vocab_size"', '"size"'), "missing setting vocab_size"),
+        (lambda text: text.replace("vocab_s", "s"), "config.json: missing setting vocab_size"),
         (lambda text: "[]", "config.json: not a JSON object"),
         (lambda text: '{\n"vocab_size":', "config.json:2: not valid JSON"),
         (None, "no config.json, so not a folder with a model"),

@@ -224,7 +224,7 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
 
 
 def test_one_process_at_a_time_writes_a_run(run):
-    message = "run: another process is training here right now: wait until it has ended, or name"
+    message = "run: another process is training here right now: wait until it has ended, or name an"
     with run.locked(), pytest.raises(ValueError, match=message), RunFolder(run.path).locked():
         pass
     run.check_unlocked()

@@ -253,7 +253,7 @@ PAIRS = own_task("classify", "text", "pair", "label")
             "teacher",
             TASK,
             ("sport", "food"),
-            "the labels food, weather, but the .* has food, sport",
+            "knows the labels food, weather, but the .* has food, sport",
         ),
         ("teacher", TASK, (*NAMES, "sport"), "knows the labels"),
         ("student", TASK, NAMES, "not a fine-tuned classifier"),
