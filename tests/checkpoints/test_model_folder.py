@@ -45,10 +45,8 @@ def test_a_transformers_folder_comes_back_bit_for_bit(name, transformers, tokeni
     shape |= {"num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 40}
     rest = {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.25, "layer_norm_eps": 1e-6}
     rest |= {"attention_probs_dropout_prob": 0.0, "initializer_range": 0.5}
-    labels = {
-        "id2label": {0: "no", 1: "maybe", 2: "yes"},
-        "label2id": {"no": 0, "maybe": 1, "yes": 2},
-    }
+    names = {0: "no", 1: "maybe", 2: "yes"}
+    labels = {"id2label": names, "label2id": {name: k for k, name in names.items()}}
     config = transformers.BertConfig(**shape, **rest, **labels)
     before = kind(config).eval()
     before.save_pretrained(tmp_path / "theirs")

@@ -14,6 +14,7 @@ from bertsmith.experiments import finetuning
 from ..tiny import bertsmith, cli, piece_tokenizer, random_model, write
 
 ANIMALS = ("cat", "dog", "crane", "owl")
+SEEDS = "--init-seed 1 --order-seed 1 --dropout-seed 1"
 ONE_PASS = ("--epochs", 1, "--threads", 1)
 
 
@@ -119,10 +120,7 @@ def test_no_word_is_without_a_tag(task, says, finetune, refuse, tmp_path):
         ("--device cuda:99", "--device cuda:99"),
         ("--precision half", "--precision half: known are"),
         ("--max-length 600", "--max-length 600: the model knows"),
-        (
-            "--init-seed 1 --order-seed 1 --dropout-seed 1 --seeds 1..3",
-            "are all set: --seeds has no effect",
-        ),
+        (f"{SEEDS} --seeds 1..3", "are all set: --seeds has no effect"),
     ],
 )
 def test_what_no_training_can_be_is_refused_before_the_data_is_read(flags, says, finetune, refuse):

@@ -46,11 +46,8 @@ def test_a_task_whose_texts_are_longer_than_512(tmp_path):
     draw = random.Random(1)
     texts = [" ".join(draw.choices(WORDS.split(), k=1000)) for _ in range(8)]
     rows = [f"{text},{k % 2}" for k, text in enumerate(texts)]
-    data, new, run = (
-        write(tmp_path / "x.csv", ["text,label", *rows]),
-        tmp_path / "new",
-        tmp_path / "r",
-    )
+    data = write(tmp_path / "long.csv", ["text,label", *rows])
+    new, run = tmp_path / "new", tmp_path / "run"
     train = ["finetune", "classify", "--data", data, "--out", run, "--max-length", 1024]
     train += ["--epochs", 1, "--batch-size", 4, "--threads", 1, "--max-retries", 0, "--model"]
     assert "--max-length 1024: the model knows 128 positions" in refused(*train, model)

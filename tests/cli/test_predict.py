@@ -42,11 +42,9 @@ def pretrained(tmp_path_factory):
 def fine_tuned(folder, labels=("bad", "good"), text="review", **settings):
     """A classifier of random weights, the same for all."""
     run = {"task": "classify", "text": text, "text_pair": None, "label": "stars", **settings}
-    written = {"label_names": labels, "extra_config": {"max_length": 24}}
-    head = (SequenceClassifier, 2)
-    return random_model(
-        folder, TOKENIZER, *head, config=CONFIG, std=0.7, seed=5, run=run, **written
-    )
+    made = {"config": CONFIG, "std": 0.7, "seed": 5, "run": run, "label_names": labels}
+    made["extra_config"] = {"max_length": 24}
+    return random_model(folder, TOKENIZER, SequenceClassifier, 2, **made)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +234,7 @@ def test_predict_refuses_a_column_of_texts_a_line(tmp_path, reviews):
 
 
 def test_predict_a_published_task_of_pairs(tmp_path):
-    folder, out = fine_tuned(tmp_path / "mrpc", "01", task="mrpc", text=None, label=None), "o.csv"
+    folder = fine_tuned(tmp_path / "mrpc", "01", task="mrpc", text=None, label=None)
     rows = ["#1 String\t#2 String", "the cat\ta dog", 'it "was\tgood']
     source, out = write(tmp_path / "new.txt", rows), tmp_path / "o.csv"
     bertsmith("predict", folder, source, "--out", out)
@@ -277,7 +275,8 @@ def test_predict_refuses_and_writes_nothing(tmp_path, reviews, pretrained, data)
 
 
 def test_predict_does_not_write_over_its_input(reviews, data):
-    before, line = data.read_bytes(), refused("predict", reviews, data, "--out", data)
+    before = data.read_bytes()
+    line = refused("predict", reviews, data, "--out", data)
     assert "data.csv is an input itself" in line and "name another file" in line
     assert data.read_bytes() == before
 
@@ -288,17 +287,14 @@ CONTEXT = "Ann met Bob in Rome"
 @pytest.fixture(scope="module")
 def answerers(tmp_path_factory):
     """Three models of random weights; the last was not tuned for questions without an answer."""
-    folder, tokenizer = (
-        tmp_path_factory.mktemp("answerers"),
-        piece_tokenizer(f"{CONTEXT.lower()} who where left"),
-    )
+    folder = tmp_path_factory.mktemp("answerers")
+    tokenizer = piece_tokenizer(f"{CONTEXT.lower()} who where left")
     config = config_for("1x64", len(tokenizer.vocabulary), max_positions=16)
     extra = {"task": "answer", "kind": "answer", "max_length": 8, "doc_stride": 2}  # many windows
     models = []
     for seed, decision in enumerate(({"null_threshold": 0.5}, {"null_threshold": -1.5}, {}), 1):
-        written = {"config": config, "extra_config": extra | {"thresholds": decision}}
-        run = random_model(folder / f"run{seed}", tokenizer, SpanPredictor, seed=seed, **written)
-        models.append(run)
+        made = {"config": config, "seed": seed, "extra_config": extra | {"thresholds": decision}}
+        models.append(random_model(folder / f"run{seed}", tokenizer, SpanPredictor, **made))
     return models
 
 
@@ -368,17 +364,11 @@ PAGES = {  # columns of the official test files, the texts among others
 def of_glue(folder, task):
     """A model of random weights that says it was fine-tuned for a task of GLUE."""
     outputs = len(task.labels) if task.labels else 1
-    return random_model(
-        folder,
-        FILMS,
-        SequenceClassifier,
-        outputs,
-        seed=2,
-        run={"task": task.name, "metrics": list(task.metrics)},
-        label_names=task.labels,
-        extra_config={"task": task.name, "kind": task.task_type, "max_length": 32},
-        problem_type="regression" if outputs == 1 else "single_label_classification",
-    )
+    made = {"seed": 2, "run": {"task": task.name, "metrics": list(task.metrics)}}
+    made["extra_config"] = {"task": task.name, "kind": task.task_type, "max_length": 32}
+    made["problem_type"] = "regression" if outputs == 1 else "single_label_classification"
+    made["label_names"] = task.labels
+    return random_model(folder, FILMS, SequenceClassifier, outputs, **made)
 
 
 def write_test_file(path, task, rows):
@@ -443,11 +433,7 @@ def test_evaluate_counts_what_predict_answers(tmp_path, reviews, data):
 
 
 def test_evaluate_refuses_in_one_line(tmp_path, reviews, pretrained, data):
-    unknown = write(tmp_path / "unknown.csv", "review,stars\ncat,good\ndog,gooood\n")
-    no_label = write(tmp_path / "no.csv", "review,id\ncat,1\n")
     for run, table, message in (
-        (reviews, unknown, "unknown.csv:3: unknown label 'gooood'"),
-        (reviews, no_label, "no column 'stars' for --label"),
         (tmp_path / "absent", data, "absent"),
         (reviews, tmp_path / "absent", "absent"),
         (pretrained, data, "not a fine-tuned classifier but a run of 'pretrain'"),
@@ -460,12 +446,9 @@ def test_mnli_is_scored_on_both_dev_sets(tmp_path):
     own = {"std": 0.7, "seed": 5, "run": {"task": "mnli"}, "label_names": labels}
     run = random_model(tmp_path / "run", tokenizer, SequenceClassifier, 3, **own)
     header, data, results = "index\tsentence1\tsentence2\tgold_label", tmp_path / "MNLI", {}
+    matched = ["0\ta\tb\tneutral", "1\tb\ta\tentailment", "2\tb\tb\tcontradiction"]
     for split, name, rows in (
-        (
-            "dev",
-            "dev_matched.tsv",
-            ["0\ta\tb\tneutral", "1\tb\ta\tentailment", "2\tb\tb\tcontradiction"],
-        ),
+        ("dev", "dev_matched.tsv", matched),
         ("dev_mismatched", "dev_mismatched.tsv", ["0\tb\ta\tneutral"]),
     ):
         file = write(data / name, [header, *rows])

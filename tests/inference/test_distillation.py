@@ -81,9 +81,8 @@ def headed(folder, head, kind, names=None, outputs=2, run=None, **extra):
     """A folder with a fine-tuned model's form and random weights, which differ from row to row."""
     own = {"task": kind, "kind": kind, "max_length": 16, **extra}
     made = {"config": CONFIG, "std": 0.3, "seed": 3, "run": run}
-    return random_model(
-        folder, tokenizer(), head, outputs, **made, label_names=names, extra_config=own
-    )
+    made |= {"label_names": names, "extra_config": own}
+    return random_model(folder, tokenizer(), head, outputs, **made)
 
 
 def alone(folder, head, text, pair=None):
@@ -239,6 +238,7 @@ def test_transfer_labels_are_of_the_kind(kind, engine, tmp_path):
     np.testing.assert_array_equal(data.labels[4], expected)
 
 
+OTHERS = ("sport", "food")
 REGRESS = own_task("regress", "text", None, "label")
 PAIRS = own_task("classify", "text", "pair", "label")
 
@@ -249,12 +249,7 @@ PAIRS = own_task("classify", "text", "pair", "label")
         ("teacher", find_task("ner"), NAMES, "a model of kind 'tag' cannot be taught"),
         ("teacher", find_task("squad1"), NAMES, "a model of kind 'answer' cannot be taught"),
         ("teacher", REGRESS, (), "fine-tuned for 'classify', but the task is of kind 'regress'"),
-        (
-            "teacher",
-            TASK,
-            ("sport", "food"),
-            "knows the labels food, weather, but the .* has food, sport",
-        ),
+        ("teacher", TASK, OTHERS, "knows the labels food, weather, but the .* has food, sport"),
         ("teacher", TASK, (*NAMES, "sport"), "knows the labels"),
         ("student", TASK, NAMES, "not a fine-tuned classifier"),
         ("teacher", PAIRS, NAMES, "it reads single texts, but the task has pairs"),

@@ -208,7 +208,7 @@ def test_candidates_are_never_replaced_or_dropped(filler, candidates, message):
         (lambda filler: fill_words(filler, "the cat", 2), r'no \[MASK\] in "the cat"'),
         (lambda filler: fill_candidates(filler, "the cat", ["mat"]), r'no \[MASK\] in "the cat"'),
         (
-            lambda filler: fill_candidates(filler, "[MASK] [MASK]", ["mat"]),
+            lambda filler: fill_candidates(filler, "[MASK] " * 2, ["mat"]),
             r"2 \[MASK\] in the text: candidates are for one",
         ),
         (lambda filler: filler.joint("a [MASK]", top=0), "top=0"),

@@ -28,18 +28,16 @@ def described(folder, **settings):
     return random_model(folder, TOKENIZER, SequenceClassifier, 3, run=settings, extra_config=extra)
 
 
+CHOICE = {"task": "choice", "text": "q", "label": "a", "options": ["x", "y"], "separator": ","}
+SETS = {"task": "multilabel", "text": "t", "label": "tags", "separator": "|"}
+
+
 @pytest.mark.parametrize(
     ("settings", "task"),
     [
         ({"task": "mnli"}, find_task("mnli")),
-        (
-            {"task": "choice", "text": "q", "label": "a", "options": ["x", "y"], "separator": ","},
-            own_task("choice", "q", None, "a", options=("x", "y")),
-        ),
-        (
-            {"task": "multilabel", "text": "t", "label": "tags", "separator": "|"},
-            own_task("multilabel", "t", None, "tags", separator="|"),
-        ),
+        (CHOICE, own_task("choice", "q", None, "a", options=("x", "y"))),
+        (SETS, own_task("multilabel", "t", None, "tags", separator="|")),
     ],
     ids=["mnli", "choice", "multilabel"],
 )
@@ -120,14 +118,12 @@ def test_the_run_goes_before_its_config(chooser):
 
 def test_a_model_of_questions_may_be_told_that_some_have_no_answer(tmp_path):
     answerer = of_transformers(tmp_path / "answerer", SpanPredictor)
-    first, second = (
-        {"context": context, "qas": [{"id": name, "question": "who", "answers": answers}]}
-        for name, context, answers in (
-            ("q0", "ann met bob in rome", [{"text": "bob", "answer_start": 8}]),
-            ("q1", "bob met ann", []),
-        )
-    )
-    squad = json.dumps({"data": [{"paragraphs": [first, second]}]})
+    asked = [("ann met bob in rome", [{"text": "bob", "answer_start": 8}]), ("bob met ann", [])]
+    paragraphs = [
+        {"context": context, "qas": [{"id": f"q{k}", "question": "who", "answers": answers}]}
+        for k, (context, answers) in enumerate(asked)
+    ]
+    squad = json.dumps({"data": [{"paragraphs": paragraphs}]})
     data, out = write(tmp_path / "dev.json", squad), tmp_path / "out.json"
     result = evaluate(answerer, data)
     (reason,) = result["undefined"].values()
