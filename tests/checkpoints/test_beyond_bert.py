@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from bertsmith.checkpoints.config_json import label_names, read_config
 from bertsmith.checkpoints.convert import extend_model, extend_positions
 from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
-from bertsmith.cli.main import main
 from bertsmith.model.heads import BareModel, OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
 from bertsmith.text.vocabulary.extend import Addition
+
+from ..tiny import refused
 
 WEIGHTS = "model.safetensors"
 OPTIONS = [("pre_norm",), ("gated",), ("pre_norm", "gated")]
@@ -82,12 +83,11 @@ def test_transformers_refuses_it(options, config, tokenizer, tmp_path):
 
 
 @VARIANTS
-def test_it_is_not_converted_and_the_reason_given(options, config, tokenizer, tmp_path, capsys):
+def test_it_is_not_converted_and_the_reason_given(options, config, tokenizer, tmp_path):
     save_model(model_of(config, options), tokenizer, tmp_path / "own")
-    assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new")]) == 2
-    message = capsys.readouterr().err
-    assert f"a model with {' and '.join(options)}, which transformers' BERT does not" in message
-    assert message.count("\n") == 1 and not (tmp_path / "new").exists()
+    line = refused("convert", tmp_path / "own", tmp_path / "new")
+    assert f"a model with {' and '.join(options)}, which transformers' BERT does not" in line
+    assert not (tmp_path / "new").exists()
 
 
 def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
@@ -98,8 +98,8 @@ def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
     loaded = load_model(tmp_path / "new", PreTrainingModel)
     assert loaded.model.config == replace(model.config, vocab_size=13)
     assert loaded.missing == loaded.unused == []
-    kept = loaded.model.encoder.final_norm.weight
-    assert torch.equal(kept, model.encoder.final_norm.weight)
+    norms = (each.encoder.final_norm.weight for each in (loaded.model, model))
+    assert torch.equal(*norms)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,12 @@ def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
         ({"intermediate_size": 48}, r"gate.weight' has shape \[32, 16\], but by config.json it"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_named(change, message, config, tokenizer, tmp_path):
+def test_a_configuration_that_does_not_fit_is_named(
+    change, message, config, tokenizer, tmp_path, change_config
+):
     save_model(model_of(config, ("gated",)), tokenizer, tmp_path)
-    stored = json.loads((tmp_path / "config.json").read_text())
-    stored["model"] = None if "model" in change else stored["model"] | change
-    (tmp_path / "config.json").write_text(json.dumps(stored))
+    model = change_config(tmp_path, {})["model"]
+    change_config(tmp_path, {"model": None if "model" in change else model | change})
     with pytest.raises(ValueError, match=message) as caught:
         load_model(tmp_path, PreTrainingModel)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
@@ -127,7 +128,7 @@ def test_a_configuration_that_does_not_fit_is_named(change, message, config, tok
 
 @pytest.mark.parametrize("kind", [SequenceClassifier, OptionScorer])
 def test_a_causal_models_class_is_read_where_transformers_does_not_look(
-    kind, config, tokenizer, tmp_path, capsys
+    kind, config, tokenizer, tmp_path
 ):
     transformers = pytest.importorskip("transformers")
     outputs = 2 if kind is SequenceClassifier else 1
@@ -136,8 +137,8 @@ def test_a_causal_models_class_is_read_where_transformers_does_not_look(
     with pytest.raises(ValueError, match="model type `bertsmith`"):
         transformers.AutoModel.from_pretrained(tmp_path / "own")
     assert model_class(tmp_path / "own") is kind
-    assert main(["convert", str(tmp_path / "own"), str(tmp_path / "new")]) == 2
-    assert "a model with a class read at the last token, which" in capsys.readouterr().err
+    line = refused("convert", tmp_path / "own", tmp_path / "new")
+    assert "a model with a class read at the last token, which" in line
     longer = 2 * config.max_positions
     extend_positions(tmp_path / "own", tmp_path / "longer", longer, torch.Generator())
     ids, types = torch.tensor([[2, 5, 6, 3, 0], [2, 5, 7, 6, 3]]), torch.zeros(2, 5).long()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertsmith.base.files import read_json
 from bertsmith.checkpoints import convert as conversion
 from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import (
@@ -19,14 +20,15 @@ from bertsmith.checkpoints.convert import (
     new_biases,
 )
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.cli.main import main
 from bertsmith.inference.embeddings import SimilarityTraining, similarity_training
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.text.vocabulary.extend import Addition
+
+from ..tiny import cli, piece_tokenizer, random_model, refused, write
 
 NEW = [Addition("cats", 6), Addition("##son", 2), Addition("unseen", 0)]
 COUNTS = np.array([0, 0, 0, 0, 0, 20, 9, 4, 9, 4, 4, 8])  # of the 12 pieces
@@ -57,113 +59,90 @@ def in_all_ways(folder, parent, positions):
     return new
 
 
-def call(capsys, *words):
-    code = main(["convert", *map(str, words)])
-    return code, *capsys.readouterr()
-
-
-def test_a_folder_is_written_anew_and_proved_equal(folder, tmp_path, capsys):
-    before = load_file(folder / "model.safetensors")
-    code, out, err = call(capsys, folder, tmp_path / "new")
-    assert (code, err) == (0, "")
+def test_a_folder_is_written_anew_and_proved_equal(folder, tmp_path):
+    ran = cli("convert", folder, tmp_path / "new")
+    before, after = tensors_of(folder, tmp_path / "new")
     numbers = sum(tensor.numel() for tensor in before.values())
-    assert f"BertForPreTraining, {len(before)} tensors, {numbers:,} parameters" in out
-    after = load_file(tmp_path / "new" / "model.safetensors")
-    assert before.keys() == after.keys()
+    assert (ran.code, ran.err) == (0, "") and before.keys() == after.keys()
+    assert f"BertForPreTraining, {len(before)} tensors, {numbers:,} parameters" in ran.out
     assert all(torch.equal(before[name], after[name]) for name in before)
     tokenizers = [Tokenizer.from_pretrained(path) for path in (folder, tmp_path / "new")]
     assert tokenizers[0].fingerprint == tokenizers[1].fingerprint
 
 
-def test_what_is_missing_or_unused_is_listed_and_not_invented(folder, tmp_path, capsys):
+def test_what_is_missing_or_unused_is_listed_and_not_invented(folder, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if "pooler" in name or "seq_relationship" in name]:
         del tensors[name]
     tensors["extra.weight"] = torch.ones(2)
     save_file(tensors, folder / "model.safetensors")
-    code, out, _ = call(capsys, folder, tmp_path / "new")
-    assert code == 0 and "BertForMaskedLM" in out
-    listed = [line.split(": ")[-1] for line in out.splitlines()[1:]]
-    assert listed == [
-        "pooler.dense.weight",
-        "pooler.dense.bias",
-        "nsp.weight",
-        "nsp.bias",
-        "extra.weight",
-    ]
+    ran = cli("convert", folder, tmp_path / "new")
+    assert ran.code == 0 and "BertForMaskedLM" in ran.out
+    listed = [line.split(": ")[-1] for line in ran.out.splitlines()[1:]]
+    missing = ["pooler.dense.weight", "pooler.dense.bias", "nsp.weight", "nsp.bias"]
+    assert listed == [*missing, "extra.weight"]
     assert len(load_model(tmp_path / "new", PreTrainingModel).missing) == 4
 
 
 def test_the_labels_and_our_settings_of_a_classifier_travel_along(
-    classifier_folder, tmp_path, capsys
+    classifier_folder, tmp_path, change_config
 ):
-    stored = json.loads((classifier_folder / "config.json").read_text())
-    stored["bertsmith"] |= {"task": "classify", "max_length": 64}
-    stored["problem_type"] = "multi_label_classification"  # else its outputs would be one choice
-    (classifier_folder / "config.json").write_text(json.dumps(stored))
-    assert call(capsys, classifier_folder, tmp_path / "new")[0] == 0
+    ours = change_config(classifier_folder, {})["bertsmith"]
+    ours |= {"task": "classify", "max_length": 64}
+    problem = "multi_label_classification"  # else its outputs would be one choice
+    stored = change_config(classifier_folder, {"bertsmith": ours, "problem_type": problem})
+    assert cli("convert", classifier_folder, tmp_path / "new").code == 0
     assert label_names(tmp_path / "new") == ["no", "maybe", "yes"]
     assert json.loads((tmp_path / "new" / "config.json").read_text()) == stored
 
 
-def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path, capsys):
-    code, out, err = call(capsys, folder, folder)
-    assert (code, out) == (2, "")
-    assert err == f"bertsmith convert: {folder}: not empty: name a folder that is not there yet\n"
+def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path):
+    line = f"bertsmith convert: {folder}: not empty: name a folder that is not there yet"
+    assert refused("convert", folder, folder) == line
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    code, out, err = call(capsys, folder, tmp_path / "new")
-    assert code == 2 and "is never opened: convert it with transformers" in err
-    assert err.count("\n") == 1 and not (tmp_path / "new").exists()
+    ran = cli("convert", folder, tmp_path / "new")
+    assert ran.code == 2 and "is never opened: convert it with transformers" in ran.err
+    assert ran.err.count("\n") == 1 and not (tmp_path / "new").exists()
 
 
 def test_nothing_is_left_when_the_proof_fails(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(conversion, "save_model", worse(conversion.save_model))
+    def worse(model, *arguments, **options):
+        model.encoder.embeddings.norm.bias.data[0] = -0.0  # equal to 0.0, but not the same bits
+        save_model(model, *arguments, **options)
+
+    monkeypatch.setattr(conversion, "save_model", worse)
     with pytest.raises(RuntimeError, match="'bert.embeddings.LayerNorm.bias' was written, but"):
         conversion.convert(folder, tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 
-def worse(save_model):
-    def save(model, *arguments, **options):
-        model.encoder.embeddings.norm.bias.data[0] = -0.0  # equal to 0.0, but not the same bits
-        save_model(model, *arguments, **options)
-
-    return save
-
-
-def test_an_option_scorer_needs_no_names(config, tokenizer, tmp_path, capsys):
+def test_an_option_scorer_needs_no_names(config, tokenizer, tmp_path, change_config):
     """transformers leaves the labels of what it started from in config.json."""
-    save_model(OptionScorer(config, 1), tokenizer, tmp_path / "old")
-    stored = json.loads((tmp_path / "old" / "config.json").read_text())
-    stored["id2label"] = {"0": "no", "1": "maybe", "2": "yes"}
-    (tmp_path / "old" / "config.json").write_text(json.dumps(stored))
-    assert call(capsys, tmp_path / "old", tmp_path / "new")[0] == 0
+    old = random_model(tmp_path / "old", tokenizer, OptionScorer, 1, config=config)
+    change_config(old, {"id2label": {"0": "no", "1": "maybe", "2": "yes"}})
+    assert cli("convert", old, tmp_path / "new").code == 0
     assert load_model(tmp_path / "new", OptionScorer).missing == []
 
 
 def test_how_vectors_are_made_travels_along(folder, tmp_path):
     """In sentence-transformers' files."""
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
-    (folder / "modules.json").write_text("[]")
-    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 9}')
+    write(folder / "1_Pooling" / "config.json", '{"pooling_mode": "cls"}')
+    write(folder / "modules.json", "[]")
+    write(folder / "sentence_bert_config.json", '{"max_seq_length": 9}')
     for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
         assert similarity_training(path) == SimilarityTraining("cls", 9)
 
 
-def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_path):
+def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_path, change_config):
     """Where sentence-transformers 6 has it, and prompts, Normalize and what else it follows."""
     settings = {
         "modules.json": [{"type": "a.Transformer"}, {"type": "b.Normalize", "path": "2_Normalize"}],
         "sentence_bert_config.json": {"do_lower_case": True},
         "config_sentence_transformers.json": {"prompts": {"q": "q: "}, "default_prompt_name": "q"},
-        "tokenizer_config.json": {
-            **json.loads((folder / "tokenizer_config.json").read_text()),
-            "model_max_length": 9,
-        },
     }
     for name, stored in settings.items():
-        (folder / name).write_text(json.dumps(stored))
+        write(folder / name, json.dumps(stored))
+    change_config(folder, {"model_max_length": 9}, "tokenizer_config.json")
     expected = SimilarityTraining(None, 9, "q: ", normalize=True, lowercase=True)
     for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
         assert similarity_training(path) == expected
@@ -185,14 +164,14 @@ def test_tokens_that_were_added_to_a_tokenizer_are_told_and_not_lost(
         stored["added_tokens"] += [{"id": 12 + k, "content": t} for k, t in enumerate(tokens)]
     else:
         stored = {token: 12 + k for k, token in enumerate(tokens)}
-    (folder / file).write_text(json.dumps(stored))
+    write(folder / file, json.dumps(stored))
     Tokenizer.from_pretrained(folder)
     warning = f"warning: {folder}: tokens were added to its tokenizer ([E1], [/E1]), which"
     assert capsys.readouterr().err.startswith(warning)
     Tokenizer.from_pretrained(folder)
     assert capsys.readouterr().err == ""  # once is enough
-    code, _, err = call(capsys, folder, tmp_path / "new")
-    assert code == 2 and "its tokenizer ([E1], [/E1]), which would be lost: keep" in err
+    line = refused("convert", folder, tmp_path / "new")
+    assert "its tokenizer ([E1], [/E1]), which would be lost: keep" in line
     for change in (wider, longer):
         with pytest.raises(ValueError, match="which would be lost"):
             change(folder, tmp_path / "new")
@@ -213,23 +192,20 @@ def test_old_rows_stay_and_all_else_is_written_as_it_was(change, grown, setting,
     for name, tensor in before.items():
         assert torch.equal(after[name][: len(tensor)], tensor), name
         assert after[name].shape == grown.get(name, tensor.shape)
-    configs = [
-        json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "new")
-    ]
-    assert configs[0] | setting == configs[1]
+    old, new = (read_json(path / "config.json") for path in (folder, tmp_path / "new"))
+    assert old | setting == new
 
 
 @pytest.mark.parametrize("change", [wider, longer])
 def test_a_classifier_keeps_its_head_and_labels(change, classifier_folder, tmp_path):
     change(classifier_folder, tmp_path / "new")
-    before, after = (
-        load_model(path, SequenceClassifier).model for path in (classifier_folder, tmp_path / "new")
-    )
+    folders = (classifier_folder, tmp_path / "new")
+    before, after = (load_model(folder, SequenceClassifier).model for folder in folders)
     assert torch.equal(before.classifier.weight, after.classifier.weight)
     assert after.config.max_positions == (60 if change is longer else 24)
     assert after.config.vocab_size == (15 if change is wider else 12)
-    config = json.loads((tmp_path / "new" / "config.json").read_text())
-    assert list(config["id2label"].values()) == ["no", "maybe", "yes"]
+    labels = read_json(tmp_path / "new" / "config.json")["id2label"]
+    assert list(labels.values()) == ["no", "maybe", "yes"]
     assert OUTPUT_BIAS not in tensors_of(tmp_path / "new")[0]
 
 
@@ -288,7 +264,7 @@ def test_rows_without_a_piece_are_kept_and_named(tmp_path, rows, pieces, after):
     config = ModelConfig(rows, 16, 1, 2, 32, 24)
     model = initialize(PreTrainingModel(config), 0.1, torch.Generator().manual_seed(4))
     torch.nn.init.normal_(model.mlm.bias)
-    old = Tokenizer(Vocabulary([*SPECIAL, *(f"a{k}" for k in range(pieces - 5))]))
+    old = piece_tokenizer(" ".join(f"a{k}" for k in range(pieces - 5)))
     save_model(model, old, tmp_path / "old")
     counts = np.ones(pieces, np.int64)
     new = extend_model(tmp_path / "old", tmp_path / "new", [Addition("a1a2", 3)], counts).vocabulary
@@ -365,8 +341,7 @@ def test_positions_in_half_precision_stay_so():
 
 @pytest.mark.parametrize("positions", [24, 5, -1])
 def test_no_more_positions_than_there_are_is_refused(folder, tmp_path, positions):
-    with pytest.raises(
-        ValueError, match=f"^{positions} positions: .* knows 24 already: ask for more"
-    ):
+    message = f"^{positions} positions: .* knows 24 already: ask for more"
+    with pytest.raises(ValueError, match=message):
         extend_positions(folder, tmp_path / "new", positions, drawn())
     assert not (tmp_path / "new").exists()

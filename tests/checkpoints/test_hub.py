@@ -17,6 +17,7 @@ from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.heads import PreTrainingModel
 
 SAFE = ".safetensors"
+UNREACHABLE = "http://127.0.0.1:9"  # nobody listens there
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -106,20 +107,12 @@ def test_a_hub_name_is_downloaded_without_what_is_not_needed(hub, tmp_path, pret
     loaded = load_model(type(tmp_path)(lines[0]), PreTrainingModel)
     assert loaded.missing == [] and (loaded.model.nsp.weight == pretrained.nsp.weight).all()
     fetched = {path.rsplit("/", 1)[1] for path in asked if "/resolve/" in path}
-    assert fetched == {
-        "config.json",
-        "model.safetensors",
-        "vocab.txt",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    unreachable = "http://127.0.0.1:9"  # nobody listens there
-    again = ask(unreachable, tmp_path / "cache", "lab/mini", "lab/none")
-    assert again == [
-        lines[0],  # from the cache
-        f"FileNotFoundError: lab/none: no folder here, and {unreachable} cannot be reached: "
-        "check name and network",
-    ]
+    tokenizer = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    assert fetched == {"config.json", "model.safetensors", *tokenizer}
+    cached, none = ask(UNREACHABLE, tmp_path / "cache", "lab/mini", "lab/none")
+    assert cached == lines[0]
+    why = f"and {UNREACHABLE} cannot be reached: check name and network"
+    assert none == f"FileNotFoundError: lab/none: no folder here, {why}"
 
 
 def test_a_hub_model_that_cannot_be_opened_is_told_why(hub, folder, tmp_path):
@@ -129,9 +122,8 @@ def test_a_hub_model_that_cannot_be_opened_is_told_why(hub, folder, tmp_path):
     assert read_config(Path(old)) == read_config(folder)  # for whoever needs no weights
     with pytest.raises(ValueError, match="hub has only pickled weights of it, .*: convert it"):
         load_model(Path(old), PreTrainingModel)
-    assert gated.startswith(
-        f"ValueError: lab/gated: accept the model's terms at {endpoint}, and log in"
-    )
+    terms = f"ValueError: lab/gated: accept the model's terms at {endpoint}, and log in"
+    assert gated.startswith(terms)
 
 
 def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch):
@@ -139,27 +131,25 @@ def test_a_misspelt_folder_is_told_the_one_beside_it(hub, tmp_path, monkeypatch)
         (tmp_path / name).mkdir()
     (tmp_path / "two" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    endpoint, unreachable = hub[0], "http://127.0.0.1:9"
-    assert ask(endpoint, tmp_path / "cache", "twoo", str(tmp_path / "twoo"), "date") == [
-        f"ValueError: twoo: neither a folder here nor a model that {endpoint} has (did you mean"
-        " 'two'?)",
+    neither = f"neither a folder here nor a model that {hub[0]} has"
+    assert ask(hub[0], tmp_path / "cache", "twoo", str(tmp_path / "twoo"), "date") == [
+        f"ValueError: twoo: {neither} (did you mean 'two'?)",
         f"ValueError: {tmp_path / 'twoo'}: no such folder (did you mean 'two'?)",
-        f"ValueError: date: neither a folder here nor a model that {endpoint} has",
+        f"ValueError: date: {neither}",
     ]
-    assert ask(unreachable, tmp_path / "cache", "twoo") == [
-        f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), and {unreachable} cannot"
-        " be reached: check name and network"
-    ]
+    (line,) = ask(UNREACHABLE, tmp_path / "cache", "twoo")
+    why = f"and {UNREACHABLE} cannot be reached: check name and network"
+    assert line == f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), {why}"
 
 
 def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch):
     assert open_model_folder(folder) == open_model_folder(str(folder)) == folder
-    with pytest.raises(ValueError, match="vocab.txt: a file, not a model"):
-        open_model_folder(folder / "vocab.txt")
-    with pytest.raises(ValueError, match="/none: no such folder"):
-        open_model_folder(tmp_path / "none")
-    with pytest.raises(ValueError, match="no config.json, so not a folder with a model"):
-        open_model_folder(tmp_path)
     RunFolder(tmp_path / "run").write_settings({"kind": "pretrain"})
-    with pytest.raises(ValueError, match="run: no model in this run yet"):
-        open_model_folder(tmp_path / "run")
+    for path, message in (
+        (folder / "vocab.txt", "vocab.txt: a file, not a model"),
+        (tmp_path / "none", "/none: no such folder"),
+        (tmp_path, "no config.json, so not a folder with a model"),
+        (tmp_path / "run", "run: no model in this run yet"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_model_folder(path)

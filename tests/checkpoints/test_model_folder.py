@@ -10,8 +10,8 @@ from bertsmith.checkpoints.config_json import label_names, read_config, read_ext
 from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.checkpoints.tensors import from_hugging_face, to_hugging_face
 from bertsmith.model.heads import BareModel, PreTrainingModel, SequenceClassifier, TokenClassifier
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ..tiny import piece_tokenizer, write
 
 WEIGHTS = "model.safetensors"
 
@@ -22,11 +22,6 @@ def transformers():
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
-
-
-def change_config(folder, **values):
-    stored = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(stored | values))
 
 
 def change_weights(folder, change):
@@ -46,34 +41,21 @@ def assert_equal(first, second):
 )
 def test_a_transformers_folder_comes_back_bit_for_bit(name, transformers, tokenizer, tmp_path):
     kind = getattr(transformers, name)
-    config = transformers.BertConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=40,
-        type_vocab_size=3,
-        hidden_act="gelu_new",
-        hidden_dropout_prob=0.25,
-        attention_probs_dropout_prob=0.0,
-        layer_norm_eps=1e-6,
-        initializer_range=0.5,
-        id2label={0: "no", 1: "maybe", 2: "yes"},
-        label2id={"no": 0, "maybe": 1, "yes": 2},
-    )
+    shape = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "type_vocab_size": 3}
+    shape |= {"num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 40}
+    rest = {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.25, "layer_norm_eps": 1e-6}
+    rest |= {"attention_probs_dropout_prob": 0.0, "initializer_range": 0.5}
+    names = {0: "no", 1: "maybe", 2: "yes"}
+    labels = {"id2label": names, "label2id": {name: k for k, name in names.items()}}
+    config = transformers.BertConfig(**shape, **rest, **labels)
     before = kind(config).eval()
     before.save_pretrained(tmp_path / "theirs")
 
     loaded = load_model(tmp_path / "theirs", model_class(tmp_path / "theirs"))
-    labels = label_names(tmp_path / "theirs")
-    save_model(
-        loaded.model,
-        tokenizer,
-        tmp_path / "ours",
-        label_names=labels if isinstance(loaded.model, SequenceClassifier) else None,
-        exclude=loaded.missing,
-    )
+    classifies = isinstance(loaded.model, SequenceClassifier)
+    names = label_names(tmp_path / "theirs") if classifies else None
+    written = {"label_names": names, "exclude": loaded.missing}
+    save_model(loaded.model, tokenizer, tmp_path / "ours", **written)
     after, information = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(information.values()), information
     assert_equal(after.state_dict(), before.state_dict())
@@ -122,10 +104,8 @@ def old_names(tensors):
         name = name.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma")
         renamed[name.replace("LayerNorm.bias", "LayerNorm.beta")] = tensor
     renamed["embeddings.position_ids"] = torch.arange(24)[None]
-    renamed["cls.predictions.decoder.weight"] = tensors[
-        "bert.embeddings.word_embeddings.weight"
-    ].clone()
-    return renamed
+    table = tensors["bert.embeddings.word_embeddings.weight"]
+    return renamed | {"cls.predictions.decoder.weight": table.clone()}
 
 
 def test_old_names_are_understood(folder, pretrained):
@@ -149,12 +129,13 @@ def test_shards_and_half_precision_are_understood(folder, pretrained):
     expected = {n: v.bfloat16().float() for n, v in pretrained.state_dict().items()}
     assert_equal(loaded.model.state_dict(), expected)
 
-    index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
-    with pytest.raises(ValueError, match="'../secret.safetensors' is not the name of a file"):
-        load_model(folder, PreTrainingModel)
-    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-    with pytest.raises(ValueError, match="gone.safetensors: missing"):
-        load_model(folder, PreTrainingModel)
+    for file, message in (
+        ("../secret.safetensors", "'../secret.safetensors' is not the name of a file"),
+        ("gone.safetensors", "gone.safetensors: missing"),
+    ):
+        index.write_text(json.dumps({"weight_map": {"a": file}}))
+        with pytest.raises(ValueError, match=message):
+            load_model(folder, PreTrainingModel)
 
 
 def test_a_fresh_head_is_initialised_by_the_generator_and_listed(folder, pretrained):
@@ -182,8 +163,8 @@ def test_a_classifier_of_another_number_of_classes_starts_afresh(classifier_fold
     assert label_names(classifier_folder) == ["no", "maybe", "yes"]
 
 
-def test_a_head_of_another_task_is_no_classifier(classifier_folder):
-    change_config(classifier_folder, architectures=["BertForTokenClassification"])
+def test_a_head_of_another_task_is_no_classifier(classifier_folder, change_config):
+    change_config(classifier_folder, {"architectures": ["BertForTokenClassification"]})
     assert model_class(classifier_folder) is TokenClassifier
     message = "not a fine-tuned classifier but a TokenClassifier: fine-tune a model first"
     with pytest.raises(ValueError, match=message):
@@ -226,57 +207,52 @@ def test_a_truncated_file_is_named(folder, length):
         ({"hidden_size": "16"}, "config.json: hidden_size = '16': expected int"),
         ({"num_attention_heads": 3}, "hidden_size 16 is not a multiple of num_heads 3"),
         ({"hidden_dropout_prob": "much"}, "config.json: dropout = 'much': expected float"),
-        (
-            {"num_hidden_layers": 9_999_999},
-            "config.json says 9999999 layers, but the weights hold 2",
-        ),
+        ({"num_hidden_layers": 9_999_999}, "config.json says 9999999 layers, but the weights"),
         ({"num_hidden_layers": 1}, "config.json says 1 layers, but the weights hold 2"),
         ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
         ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label does not number the labels from 0"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_named(folder, values, message):
-    change_config(folder, **values)
+def test_a_configuration_that_does_not_fit_is_named(folder, values, message, change_config):
+    change_config(folder, values)
     with pytest.raises(ValueError, match=message) as caught:
         load_model(folder, PreTrainingModel)
         label_names(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_or_damaged_configuration_is_named(folder):
-    stored = json.loads((folder / "config.json").read_text())
-    del stored["vocab_size"]
-    for content, message in [
-        (json.dumps(stored), "config.json: missing setting vocab_size"),
-        ("[]", "config.json: not a JSON object"),
-        ('{\n"vocab_size":', "config.json:2: not valid JSON"),
-    ]:
-        (folder / "config.json").write_text(content)
-        with pytest.raises(ValueError, match=message):
-            read_config(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match="no config.json, so not a folder with a model"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("vocab_s", "s"), "config.json: missing setting vocab_size"),
+        (lambda text: "[]", "config.json: not a JSON object"),
+        (lambda text: '{\n"vocab_size":', "config.json:2: not valid JSON"),
+        (None, "no config.json, so not a folder with a model"),
+    ],
+)
+def test_a_missing_or_damaged_configuration_is_named(change, message, folder):
+    file = folder / "config.json"
+    text = file.read_text()
+    file.unlink()
+    if change:
+        write(file, change(text))
+    with pytest.raises(ValueError, match=message):
         read_config(folder)
 
 
-def without(part):
-    return lambda tensors: {name: value for name, value in tensors.items() if part not in name}
-
-
 def test_an_encoder_must_be_whole(folder):
-    change_weights(folder, without("layer.1.attention.self.key.bias"))
-    with pytest.raises(ValueError, match=r"lack 'bert.encoder.layer.1.attention.self.key.bias'"):
+    lost = "bert.encoder.layer.1.attention.self.key.bias"
+    change_weights(folder, lambda tensors: {n: t for n, t in tensors.items() if n != lost})
+    with pytest.raises(ValueError, match=f"lack '{lost}'"):
         load_model(folder, PreTrainingModel)
 
 
 def test_an_output_matrix_of_its_own_is_refused(folder):
-    change_weights(
-        folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": torch.ones(12, 16)}
-    )
-    with pytest.raises(
-        ValueError, match="differs from the token embedding, to which bertsmith ties it"
-    ):
+    own = {"cls.predictions.decoder.weight": torch.ones(12, 16)}
+    change_weights(folder, lambda tensors: tensors | own)
+    message = "differs from the token embedding, to which bertsmith ties it"
+    with pytest.raises(ValueError, match=message):
         load_model(folder, PreTrainingModel)
     assert load_model(folder, BareModel).missing == []  # the encoder alone is well defined
 
@@ -287,9 +263,12 @@ def test_an_output_matrix_of_its_own_is_refused(folder):
 )
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_a_number_that_is_none_is_named(value, where, kind, folder):
-    tensors = {name: tensor.to(kind) for name, tensor in load_file(folder / WEIGHTS).items()}
-    tensors[where][3] = value
-    save_file(tensors, folder / WEIGHTS)
+    def damage(tensors):
+        tensors = {name: tensor.to(kind) for name, tensor in tensors.items()}
+        tensors[where][3] = value
+        return tensors
+
+    change_weights(folder, damage)
     with pytest.raises(ValueError, match=f"'{where}' holds NaN or infinity: take an ear") as caught:
         load_model(folder, PreTrainingModel)
     assert str(folder / WEIGHTS) in str(caught.value) and "\n" not in str(caught.value)
@@ -303,7 +282,7 @@ def test_what_is_not_used_is_not_examined(folder):
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(pretrained, tmp_path):
-    large = Tokenizer(Vocabulary([*SPECIAL, *map(str, range(100))]))
+    large = piece_tokenizer(" ".join(map(str, range(100))))
     with pytest.raises(ValueError, match="a tokenizer of 105 pieces for a model of 12"):
         save_model(pretrained, large, tmp_path)
     assert list(tmp_path.iterdir()) == []

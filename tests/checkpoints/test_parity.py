@@ -1,8 +1,9 @@
 """Our arithmetic against transformers', through our own converter, in float32."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ from bertsmith.model.heads import (
 )
 from bertsmith.model.initialization import initialize
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ..tiny import piece_tokenizer
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -37,21 +39,15 @@ SHAPES = {
 B, S, V = 2, 32, 1000
 LENGTHS = torch.tensor([32, 19])
 REAL = torch.arange(S) < LENGTHS[:, None]
-WORDS = Tokenizer(Vocabulary([*SPECIAL, *(f"a{k}" for k in range(V - 5))]))
+WORDS = piece_tokenizer(" ".join(f"a{k}" for k in range(V - 5)))
+CONFIG = ModelConfig(V, 128, 2, 2, 512, max_positions=40)
 
 
 def bert(kind, shape="tiny", std=0.02, dropout=0.0, **settings):
     """A transformers model whose every tensor is random, biases and LayerNorms too."""
-    sizes = SHAPES[shape]
-    config = transformers.BertConfig(
-        vocab_size=V,
-        **sizes,
-        intermediate_size=4 * sizes["hidden_size"],
-        max_position_embeddings=40,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        **settings,
-    )
+    settings |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    settings |= SHAPES[shape] | {"intermediate_size": 4 * SHAPES[shape]["hidden_size"]}
+    config = transformers.BertConfig(vocab_size=V, max_position_embeddings=40, **settings)
     model = kind(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -69,8 +65,7 @@ def convert(model, kind, folder, **changes):
     return loaded.model
 
 
-@dataclass
-class Batch:
+class Batch(NamedTuple):
     ids: Tensor
     types: Tensor
     positions: Tensor  # [B, P]
@@ -244,12 +239,10 @@ def test_a_folder_of_theirs_gives_the_same_forward_and_backward(kind, name, outp
 
 @pytest.mark.parametrize(("kind", "name", "outputs"), HEADS)
 def test_what_we_write_they_read(kind, name, outputs, tmp_path):
-    config = ModelConfig(V, 128, 2, 2, 512, 40)
-    ours = initialize(kind(config, outputs), 0.05, torch.Generator().manual_seed(3)).eval()
+    ours = initialize(kind(CONFIG, outputs), 0.05, torch.Generator().manual_seed(3)).eval()
     save_model(ours, WORDS, tmp_path)
-    theirs, information = getattr(transformers, name).from_pretrained(
-        tmp_path, output_loading_info=True
-    )
+    their_kind = getattr(transformers, name)
+    theirs, information = their_kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(information.values()), information
     with torch.no_grad():
         assert_near(ours_of(ours, batch()), theirs_of(theirs.eval(), batch()), "logits")
@@ -264,7 +257,7 @@ def test_what_we_write_they_read(kind, name, outputs, tmp_path):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_causal_model_is_transformers_decoder(attention, tmp_path):
     """What we write with causal=True, read by BertLMHeadModel: logits, and its shifted loss."""
-    config = ModelConfig(V, 128, 2, 2, 512, 40, dropout=0.0, attention_dropout=0.0, causal=True)
+    config = replace(CONFIG, dropout=0.0, attention_dropout=0.0, causal=True)
     ours = initialize(PreTrainingModel(config), 0.05, torch.Generator().manual_seed(3))
     absent = ["pooler.dense.weight", "pooler.dense.bias", "nsp.weight", "nsp.bias"]
     save_model(ours, WORDS, tmp_path, exclude=absent)
@@ -277,9 +270,8 @@ def test_a_causal_model_is_transformers_decoder(attention, tmp_path):
 
     examples = batch()
     labels = torch.where(REAL, examples.ids, -100)
-    expected = theirs.eval()(
-        examples.ids, REAL.long(), token_type_ids=examples.types, labels=labels
-    )
+    given = {"token_type_ids": examples.types, "labels": labels}
+    expected = theirs.eval()(examples.ids, REAL.long(), **given)
     positions = torch.arange(S).expand(B, -1)
     output = ours.eval()(examples.ids, examples.types, LENGTHS, positions)
     logits = output.mlm_logits.view(B, S, V)

@@ -15,13 +15,9 @@ from bertsmith.checkpoints.model_folder import config_file, load_model
 from bertsmith.checkpoints.run_folder import RunFolder, Snapshot, load_training_state, source_commit
 from bertsmith.model.heads import PreTrainingModel
 
-MODEL_FILES = {
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-}
+MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+MODEL_FILES |= {"vocab.txt"}
+STEP_1, STEP_2, STEP_3 = (f"step-{k:08d}" for k in (1, 2, 3))
 
 
 @pytest.fixture
@@ -57,11 +53,8 @@ def test_a_checkpoint_holds_a_model_and_all_that_training_needs(run, save):
     save(12)
     assert run.exists()
     assert run.latest() == run.path / "checkpoints" / "step-00000012"
-    assert names(run.latest()) == MODEL_FILES | {
-        "manifest.json",
-        "optimizer.safetensors",
-        "state.json",
-    }
+    others = {"manifest.json", "optimizer.safetensors", "state.json"}
+    assert names(run.latest()) == MODEL_FILES | others
     assert run.latest_valid() == (run.latest(), [])
     tensors, state = load_training_state(run.latest())
     assert state == {"step": 12, "position": [12, 7]}
@@ -108,7 +101,7 @@ def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monk
         patch.setattr("bertsmith.checkpoints.run_folder.write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(2)
-    assert names(run.checkpoints) == {"step-00000001"} and step_number(run.path) == 1
+    assert names(run.checkpoints) == {STEP_1} and step_number(run.path) == 1
 
 
 KILLED = """
@@ -138,10 +131,10 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
     killed = subprocess.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert any(name.startswith(".partial-") for name in names(run.checkpoints))
-    assert run.latest().name == "step-00000001"
+    assert run.latest().name == STEP_1
     assert run.latest_valid() == (run.latest(), []) and step_number(run.path) == 1
     save(3)  # the next writer clears up
-    assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
+    assert names(run.checkpoints) == {STEP_1, STEP_3}
 
 
 def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch):
@@ -149,15 +142,15 @@ def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr("bertsmith.checkpoints.run_folder.write_manifest", lambda *_: 1 / 0)
         save(2)
-    assert names(run.checkpoints) == {"step-00000001", "step-00000002"}
-    assert run.latest().name == "step-00000001" and step_number(run.path) == 1
+    assert names(run.checkpoints) == {STEP_1, STEP_2}
+    assert run.latest().name == STEP_1 and step_number(run.path) == 1
     checkpoint, skipped = run.latest_valid()
     assert checkpoint == run.latest()
-    assert skipped == [(run.checkpoints / "step-00000002", "half-written: no manifest.json")]
+    assert skipped == [(run.checkpoints / STEP_2, "half-written: no manifest.json")]
     run.return_to(checkpoint, skipped)
-    assert names(run.checkpoints) == {"step-00000001"}
+    assert names(run.checkpoints) == {STEP_1}
     save(3)
-    assert names(run.checkpoints) == {"step-00000001", "step-00000003"}
+    assert names(run.checkpoints) == {STEP_1, STEP_3}
 
 
 def test_a_resume_makes_its_checkpoint_the_runs_own_model(run, save, monkeypatch):
@@ -178,22 +171,18 @@ def test_damaged_checkpoints_take_no_place_among_the_newest(run, save):
     assert [reason for _, reason in skipped] == ["state.json is truncated: 2 bytes, not 50"]
     for _ in range(2):  # a second one of the same step takes the first one's place
         run.return_to(checkpoint, skipped)
-        assert names(run.checkpoints) == {
-            "step-00000001",
-            "step-00000002",
-            "skipped-step-00000003",
-        }
-        (run.checkpoints / "skipped-step-00000003").rename(skipped[0].path)
+        assert names(run.checkpoints) == {STEP_1, STEP_2, f"skipped-{STEP_3}"}
+        (run.checkpoints / f"skipped-{STEP_3}").rename(skipped[0].path)
     run.return_to(checkpoint, skipped)
     save(4, keep_last=2)
-    assert [path.name for path in run.saved()] == ["step-00000002", "step-00000004"]
+    assert [path.name for path in run.saved()] == [STEP_2, "step-00000004"]
 
 
 def test_a_newer_checkpoint_than_the_one_written_is_left_alone(run, save):
     save(9)
     for step in (1, 2, 3):
         save(step, keep_last=1)
-    assert [path.name for path in run.saved()] == ["step-00000003", "step-00000009"]
+    assert [path.name for path in run.saved()] == [STEP_3, "step-00000009"]
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="file size limits differ elsewhere")
@@ -235,9 +224,7 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
 
 
 def test_one_process_at_a_time_writes_a_run(run):
-    message = (
-        "run: another process is training here right now: wait until it has ended, or name another"
-    )
+    message = "run: another process is training here right now: wait until it has ended, or name an"
     with run.locked(), pytest.raises(ValueError, match=message), RunFolder(run.path).locked():
         pass
     run.check_unlocked()
@@ -274,10 +261,8 @@ def test_a_file_system_without_locks_keeps_nobody_out_and_is_told_of(run, monkey
     monkeypatch.setattr("fcntl.flock", refuse)
     with run.locked(), run.locked():
         said = capsys.readouterr().err.splitlines()
-    assert said[0].endswith(
-        "run.lock: no locks on this file system (No locks available): see that no second process "
-        "is started on this run"
-    )
+    what = "run.lock: no locks on this file system (No locks available): see that no second"
+    assert said[0].endswith(f"{what} process is started on this run")
 
 
 def test_a_run_that_has_begun_since_the_folder_was_looked_at_is_left_alone(run):
@@ -308,17 +293,9 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
 
 def test_a_database_password_is_not_stored(tmp_path):
     url = "postgresql://me:se:cret@host:5432/studies"
-    command = [
-        "bertsmith",
-        "finetune",
-        "rte",
-        "--storage",
-        url,
-        f"--storage={url}",
-        "--out",
-        "a:b@c",
-    ]
+    start = ["bertsmith", "finetune", "rte", "--storage"]
+    command = [*start, url, f"--storage={url}", "--out", "a:b@c"]
     RunFolder(tmp_path).write_settings({"kind": "finetune", "command": command})
     hidden = "postgresql://me:***@host:5432/studies"
     stored = RunFolder(tmp_path).settings()["command"]
-    assert stored == [*command[:4], hidden, f"--storage={hidden}", "--out", "a:b@c"]
+    assert stored == [*start, hidden, f"--storage={hidden}", "--out", "a:b@c"]

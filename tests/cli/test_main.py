@@ -5,12 +5,15 @@ import errno
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from bertsmith.cli import main as command_line
+
+from ..tiny import bertsmith, cli, refused
 
 SOURCE = '''from __future__ import annotations
 
@@ -65,12 +68,8 @@ def command(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def call(command, capsys):
-    def run(*words):
-        code = command_line.main(["vocab", *words])
-        return code, *capsys.readouterr()
-
-    return run
+def call(command):
+    return lambda *words: cli("vocab", *words)
 
 
 def test_flags_fill_the_settings(call):
@@ -117,11 +116,7 @@ def test_help_shows_docstring_examples_and_flags(call):
         (FileNotFoundError("x: no folder here, and the hub is away"), 2, "x: no folder here, and"),
         (FileExistsError("run: exists: use --resume"), 2, "run: exists: use --resume"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "run"), 2, "run: Is a directory"),
-        (
-            OSError(errno.ENOSPC, "No space left", "v/vocab.txt"),
-            1,
-            "v/vocab.txt: No space left: free",
-        ),
+        (OSError(errno.ENOSPC, "No space left", "v/x"), 1, "v/x: No space left: free"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "/x: Permission denied"),
         (MemoryError(), 1, "out of memory: use a smaller batch"),
         (RuntimeError("can't allocate 8 bytes"), 1, "out of memory: use a smaller batch"),
@@ -172,18 +167,14 @@ def test_a_command_for_one_process_refuses_to_be_one_of_several(call, monkeypatc
     assert code == 2 and "start `bertsmith vocab` without torchrun" in error
 
 
-def test_top_level(capsys):
-    assert command_line.main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    columns = {
-        shown.index(line) - shown.rindex("\n", 0, shown.index(line))
-        for _, line in command_line.COMMANDS.values()
-    }
-    assert all(f"\n  {name}  " in shown for name in command_line.COMMANDS) and len(columns) == 1
-    assert command_line.main([]) == 2
-    assert command_line.main(["--version"]) == 0
-    assert command_line.main(["vocabb"]) == 2
-    assert "unknown command 'vocabb': did you mean 'vocab'?" in capsys.readouterr().err
+def test_top_level():
+    shown = bertsmith("--help")
+    places = (shown.index(line) for _, line in command_line.COMMANDS.values())
+    assert len({place - shown.rindex("\n", 0, place) for place in places}) == 1  # one column
+    assert all(f"\n  {name}  " in shown for name in command_line.COMMANDS)
+    assert (cli().code, cli("--version").code) == (2, 0)
+    unknown = cli("vocabb")
+    assert unknown.code == 2 and "unknown command 'vocabb': did you mean 'vocab'?" in unknown.err
 
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
@@ -225,9 +216,8 @@ def test_a_full_disk_and_a_closed_pipe():
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_an_empty_argument_is_refused(command, call):
-    code, out, err = call("a", "--out", "")
-    assert (code, out) == (2, "") and "an argument is empty" in err
+def test_an_empty_argument_is_refused():
+    assert "an argument is empty" in refused("vocab", "a", "--out", "")
 
 
 def test_an_interrupt_within_a_callback_of_compiled_code_comes_after_it():
@@ -246,3 +236,21 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "whole\ninterrupted\n", done.stderr
+
+
+def test_ctrl_c_interrupts_once(monkeypatch, made, tmp_path):
+    """A second one must not interrupt the cleaning up."""
+    cleaned = []
+
+    def interrupted(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            cleaned.append(True)
+
+    monkeypatch.setattr("bertsmith.corpus.build.build.build_store", interrupted)
+    ran = cli(*made.words("corpus", tmp_path / "out"))
+    assert cleaned and (ran.code, ran.err) == (130, "bertsmith corpus: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

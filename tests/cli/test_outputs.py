@@ -1,4 +1,4 @@
-"""An output that cannot be written is found before the work, whatever the command."""
+"""Outputs: found before the work where they cannot be written, whole or not there behind it."""
 
 import errno
 import os
@@ -7,32 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.cli.main import command_name, main
+from bertsmith.base.files import TEMPORARY_PREFIX
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
+from ..tiny import bertsmith, refused
+
 # Words before the output; what they name is not there, and would be missed as soon as it is read.
-FOLDERS = {
-    "vocab": ["vocab", "gone.txt", "--out"],
-    "vocab extend": ["vocab", "extend", "gone.txt", "--model", "gone", "--out"],
-    "extend-positions": ["extend-positions", "gone", "--positions", "9", "--out"],
-    "features": ["features", "gone.txt", "--model", "gone", "--out"],
-    "convert": ["convert", "gone"],
-    "predict": ["predict", "gone", "gone.tsv", "--submission", "--out"],
-    "pretrain": ["pretrain", "--corpus", "gone", "--steps", "9", "--out"],
-    "finetune": ["finetune", "sst2", "--model", "gone", "--data", "gone.csv", "--out"],
-    "features ner": ["features", "ner", "--model", "gone", "--data", "gone", "--out"],
-    "embed train": ["embed", "train", "--model", "gone", "--data", "gone.csv", "--text", "a"]
-    + ["--text-pair", "b", "--out"],
-}
-FILES = {
-    "predict": ["predict", "gone", "gone.csv", "--out"],
-    "embed": ["embed", "gone.txt", "--model", "gone", "--out"],
-    "report": ["report", "gone", "--out"],
-    "vocab report": ["vocab", "report", "text.txt", "--vocab", "gone", "--plot"],
-    "corpus dedup": ["corpus", "dedup", "text.txt", "--exact", "--out"],
-    "corpus report": ["corpus", "report", "text.txt", "--html"],
-    "corpus contamination": ["corpus", "contamination", "text.txt", "--tasks", "text.txt", "--out"],
-}
+FOLDERS = [
+    "vocab gone.txt --out",
+    "vocab extend gone.txt --model gone --out",
+    "extend-positions gone --positions 9 --out",
+    "features gone.txt --model gone --out",
+    "convert gone",
+    "predict gone gone.tsv --submission --out",
+    "pretrain --corpus gone --steps 9 --out",
+    "finetune sst2 --model gone --data gone.csv --out",
+    "features ner --model gone --data gone --out",
+    "embed train --model gone --data gone.csv --text a --text-pair b --out",
+]
+FILES = [
+    "predict gone gone.csv --out",
+    "embed gone.txt --model gone --out",
+    "report gone --out",
+    "vocab report text.txt --vocab gone --plot",
+    "corpus dedup text.txt --exact --out",
+    "corpus report text.txt --html",
+    "corpus contamination text.txt --tasks text.txt --out",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -41,28 +42,28 @@ def here(tmp_path, monkeypatch):
     Path("text.txt").write_text("a cat\n")
 
 
-def refused(capsys, *words):
-    assert main(list(words)) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith(f"bertsmith {command_name([*map(str, words)])}: ")
-    return line
-
-
-@pytest.mark.parametrize("words", FOLDERS.values(), ids=FOLDERS)
-def test_a_folder_below_a_file(capsys, words):
-    out = os.path.join("text.txt", "out")
-    place = Path("text.txt").resolve()
-    line = refused(capsys, *words, out)
+@pytest.mark.parametrize("words", FOLDERS)
+def test_a_folder_below_a_file(words):
+    out, place = os.path.join("text.txt", "out"), Path("text.txt").resolve()
+    line = refused(*words.split(), out)
     assert line.endswith(f"{out} cannot be written: {place} is no folder: name another folder")
 
 
-@pytest.mark.parametrize("words", FILES.values(), ids=FILES)
-def test_a_file_below_a_file_or_where_a_folder_is(capsys, words):
-    out = os.path.join("text.txt", "out.npy")
-    line = refused(capsys, *words, out)
+@pytest.mark.parametrize("words", FILES)
+def test_a_file_below_a_file_or_where_a_folder_is(words):
+    words, out = words.split(), os.path.join("text.txt", "out.npy")
+    line = refused(*words, out)
     assert f"{words[-1]} {out} cannot be written: " in line and "is no folder: name another" in line
     Path("folder.npy").mkdir()
-    assert f"{words[-1]} folder.npy is a folder" in refused(capsys, *words, "folder.npy")
+    assert f"{words[-1]} folder.npy is a folder" in refused(*words, "folder.npy")
+
+
+@pytest.mark.parametrize("command", ["vocab", "corpus", "pretrain", "finetune"])
+def test_a_file_in_the_place_of_the_folder(command, made, refuse):
+    out = Path("out")
+    out.write_text("my thesis")
+    refuse(*made.words(command, out), says=(out, "not there yet"))
+    assert out.read_text() == "my thesis"
 
 
 def test_a_disk_that_takes_nothing(monkeypatch):
@@ -89,3 +90,35 @@ def test_an_output_is_no_input_and_no_other_output():
         check_outputs([Path("text.txt")], {"--out": Path("./text.txt")})
     with pytest.raises(ValueError, match="--json a is written under another flag"):
         check_outputs([], {"--out": Path("a"), "--json": Path("a")})
+
+
+# what the disk has no room for, and what would then be mistaken for a result
+FULL = {
+    "vocab": ("tokenizer.json", "vocab.txt"),
+    "corpus": ("train-00000.sentences", "manifest.json"),
+    "pretrain": ("model.safetensors", "checkpoints/step-*"),
+    "finetune": ("model.safetensors", "result.json"),
+    "predict": ("answers.csv", "answers.csv"),
+    "report": ("report.html", "report.html"),
+    "convert": ("model.safetensors", "config.json"),
+}
+
+
+@pytest.mark.parametrize("command", FULL)
+def test_a_full_disk(command, made, refuse, tmp_path, monkeypatch):
+    """The file system refuses to sync one file, as one without space may do."""
+    full, result = FULL[command]
+    out, sync = tmp_path / "out", os.fsync
+
+    def fsync(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    words = made.words(command, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        refuse(*words, says=(full, "No space left", "free some space"), code=1)
+    assert not list(out.glob(result)) and not list(tmp_path.rglob(f"{TEMPORARY_PREFIX}*"))
+    bertsmith(*words, *(["--resume"] if command == "pretrain" else []))
+    assert list(out.glob(result))

@@ -16,16 +16,13 @@ def made_modules() -> list[Module]:
     for package in PACKAGES:
         for m in range(6):
             name = f"{package}.module{m}"
-            docstrings = [
-                f"Use {package.title()}'s {package}.tool{m} for case{package[-1]}{m}x{k} in the"
-                " same way as you would in any other place.\nMore."
-                for k in range(5)
-            ]
+            use = f"Use {package.title()}'s {package}.tool{m} for case{package[-1]}{m}x"
+            rest = "in the same way as you would in any other place.\nMore."
+            docstrings = [f"{use}{k} {rest}" for k in range(5)]
             docstrings += ["This sentence is in every package of them all and must go."]
             modules.append(Module(name, package, [], docstrings))
-    modules[0].docstrings.extend(
-        ["more of the largest package, " + "word " * 8 + str(k) for k in range(3)]
-    )
+    more = "more of the largest package, " + "word " * 8
+    modules[0].docstrings.extend(f"{more}{k}" for k in range(3))
     return modules
 
 

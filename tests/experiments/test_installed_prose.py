@@ -6,6 +6,8 @@ import pytest
 
 from bertsmith.experiments.installed_prose import Module, harvest_prose, prose_paragraphs
 
+from ..tiny import write
+
 SHAPES = '''
 """Areas and lengths of plain figures, for drawing programs."""
 
@@ -54,30 +56,20 @@ def packages(tmp_path):
         "site-packages/more.py": '"""A folder of other packages is a root of its own."""',
     }
     for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "latin.py").write_bytes(b'"""Caf\xe9 without a coding line is an error here."""')
+        write(tmp_path / name, text)
+    write(tmp_path / "latin.py", b'"""Caf\xe9 without a coding line is an error here."""')
     return tmp_path
 
 
 def test_harvest(packages):
     circle = "A circle is given by its middle and its radius."
     modules = list(harvest_prose([packages], workers=1))
-    assert modules[0] == Module(
-        "alone", "alone", *[["A module of its own, without a package around it."]] * 2
-    )
-    assert modules[1] == Module(
-        "pydoc_data.topics.assert",
-        "pydoc_data",
-        ["Assert statements are a convenient way to check things."],
-        [],
-    )
-    assert [(m.name, m.package) for m in modules[2:]] == [
-        ("shapes", "shapes"),
-        ("shapes.circle", "shapes"),
-        ("shapes.other", "shapes"),
-    ]
+    alone = ["A module of its own, without a package around it."]
+    assert modules[0] == Module("alone", "alone", alone, alone)
+    topic = ["Assert statements are a convenient way to check things."]
+    assert modules[1] == Module("pydoc_data.topics.assert", "pydoc_data", topic, [])
+    assert [m.name for m in modules[2:]] == ["shapes", "shapes.circle", "shapes.other"]
+    assert {m.package for m in modules[2:]} == {"shapes"}
     assert modules[3].docstrings == [
         "Areas and lengths of plain figures, for drawing programs.",
         circle,

@@ -4,13 +4,8 @@ from collections import Counter
 
 import pytest
 
-from bertsmith.corpus.build.build import build_store
-from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.text.readers.documents import Document
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.vocabulary.train import train_vocabulary
+from ..tiny import ANIMALS, write_store
 
-ANIMALS = ("cat", "dog", "cow", "owl", "fox")
 COUNTS = pytest.StashKey[Counter]()
 
 
@@ -24,15 +19,12 @@ def tally(request):
 @pytest.fixture(scope="session")
 def small_store(tmp_path_factory):
     """A token store of twenty documents of six sentences."""
-    texts = [
-        " ".join(f"The old {ANIMALS[(n + k * k) % 5]} {k} sleeps near tree {n}." for k in range(6))
-        for n in range(20)
-    ]
-    documents = [Document("made", n, [text]) for n, text in enumerate(texts)]
-    folder = tmp_path_factory.mktemp("store")
-    tokenizer = Tokenizer(train_vocabulary(documents, 70))
-    build_store([], tokenizer, folder, BuildSettings(held_out=0.2), documents=documents)
-    return folder
+    documents = []
+    for n in range(20):
+        animals = [ANIMALS[(n + k * k) % 5] for k in range(6)]
+        text = (f"The old {animal} {k} sleeps near tree {n}." for k, animal in enumerate(animals))
+        documents.append([" ".join(text)])
+    return write_store(tmp_path_factory.mktemp("store"), documents)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -1,6 +1,5 @@
 """A damaged checkpoint is found and named, and nothing is trained on it."""
 
-import json
 import random
 import shutil
 from dataclasses import replace
@@ -27,8 +26,8 @@ def trained(small_store, tmp_path_factory):
     """A run of 24 steps with checkpoints at 8, 16 and 24."""
     settings = PretrainSettings(
         size="1x64", max_length=32, batch_size=4, steps=24, learning_rate=3e-3, threads=1,
-        precision="float32",
-        checkpoint_every=8, keep_checkpoints=3, log_every=4, num_evals=2, eval_rows=8, loggers=(),
+        precision="float32", checkpoint_every=8, keep_checkpoints=3, log_every=4, num_evals=2,
+        eval_rows=8, loggers=(),
     )  # fmt: skip
     out = tmp_path_factory.mktemp("runs") / "run"
     pretrain(small_store, out, settings)
@@ -85,12 +84,7 @@ def test_every_damage_is_found_and_named(copied, tally, damage, number):
         tally(f"{what} in a file of a checkpoint: found and named, not trained on")
 
 
-def test_a_run_goes_on_from_the_newest_whole_checkpoint(
-    trained,
-    copied,
-    small_store,
-    capsys,
-):
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(trained, copied, small_store, capsys):
     whole, settings = trained
     newest, before = (copied.checkpoints / f"step-000000{step}" for step in (24, 16))
     for checkpoint in (newest, before):
@@ -111,9 +105,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
 
 
 def test_nothing_is_begun_anew_over_a_run_whose_checkpoints_are_all_damaged(
-    trained,
-    copied,
-    small_store,
+    trained, copied, small_store
 ):
     for number, checkpoint in enumerate(copied.saved()):
         (checkpoint / FILES[number]).unlink()
@@ -122,26 +114,19 @@ def test_nothing_is_begun_anew_over_a_run_whose_checkpoints_are_all_damaged(
         pretrain(small_store, copied.path, trained[1], resume=True)
     said = str(error.value)
     assert "there is no whole checkpoint to go on from" in said and "\n" not in said
-    assert (
-        "step-00000016: half-written: no manifest.json; step-00000008: config.json is mis" in said
-    )
+    why = "step-00000016: half-written: no manifest.json; step-00000008: config.json is mis"
+    assert why in said
     assert (copied.path / "model.safetensors").read_bytes() == before
     shutil.rmtree(copied.checkpoints)
     with pytest.raises(ValueError, match=r"\(none at all\): put one back from a copy"):
         pretrain(small_store, copied.path, trained[1], resume=True)
 
 
-def test_a_checkpoint_of_another_run_or_step_is_skipped(
-    trained,
-    copied,
-    small_store,
-    tmp_path,
-):
+def test_a_checkpoint_of_another_run_or_step_is_skipped(trained, copied, small_store, tmp_path):
     other = replace(trained[1], size="2x64", steps=8)
     pretrain(small_store, tmp_path / "other", other)
     theirs = tmp_path / "other" / "checkpoints" / "step-00000008"
-    strange = copied.checkpoints / "step-00000030"
-    shutil.copytree(theirs, strange)
+    strange = shutil.copytree(theirs, copied.checkpoints / "step-00000030")
     assert copied.latest_valid()[1] == [(strange, "it holds step 8")]
     manifest = read_json(strange / MANIFEST_FILE)
     (strange / MANIFEST_FILE).unlink()
@@ -160,11 +145,9 @@ def test_a_manifest_of_another_format_is_named(copied):
     (newest / MANIFEST_FILE).unlink()
     write_manifest(newest, {"step": 24, "format": 2})
     assert copied.latest_valid()[1] == [(newest, "manifest.json has format 2, not 1")]
-    write_json(newest / MANIFEST_FILE, [1])
-    assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
-    manifest = json.dumps({"format": 1}).encode()
-    (newest / MANIFEST_FILE).write_bytes(manifest)
-    assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
+    for manifest in ([1], {"format": 1}):
+        write_json(newest / MANIFEST_FILE, manifest)
+        assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
     file = copied.saved()[1] / "vocab.txt"
     file.write_bytes(file.read_bytes() + b"x")
     reason = copied.latest_valid()[1][1].reason

@@ -11,13 +11,13 @@ from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.build import build
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+from ..tiny import contents, write
 from ..training.test_pretrain import assert_same_run
 
 FLAGS = (
     "--size=2x64", "--max-length=32", "--batch-size=4", "--steps=24", "--threads=1",
-    "--precision=float32",
-    "--checkpoint-every=4", "--keep-checkpoints=2", "--keep-steps", "4", "8", "--eval-rows=8",
-    "--loggers",
+    "--precision=float32", "--checkpoint-every=4", "--keep-checkpoints=2", "--keep-steps", "4", "8",
+    "--eval-rows=8", "--loggers",
 )  # fmt: skip
 
 
@@ -36,6 +36,11 @@ def file_system(folder, kilobytes):
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def enlarge(disk, kilobytes):
+    words = ["mount", "-o", f"remount,size={kilobytes}k", str(disk)]
+    subprocess.run(words, check=True)
 
 
 def pretrain(store, out):
@@ -60,8 +65,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(small_stor
             assert "No space left on device: the checkpoint of step" in said
             good, _ = RunFolder(out).latest_valid()
             assert f"{good.name} is whole: free some space, then go on with --resume" in said
-            remount = ["mount", "-o", f"remount,size={8 * kilobytes}k", str(disk)]
-            subprocess.run(remount, check=True)
+            enlarge(disk, 8 * kilobytes)
             assert pretrain(small_store, out).returncode == 0
             assert_same_run(whole, out)
             tally("disk full in a checkpoint: the one before whole, resumed to the same bits")
@@ -71,19 +75,14 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(small_stor
 def test_a_full_disk_keeps_the_finished_shards_of_a_build(
     small_store, tmp_path, tally, monkeypatch
 ):
-    monkeypatch.setattr(build, "BATCH", 1000)
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"The old owl {n} sleeps near tree {n}." * 9 for n in range(600)))
-    tokenizer = Tokenizer.from_pretrained(small_store)
-
     def make(out):
-        return build.build_store(
-            [text], tokenizer, out, build.BuildSettings(held_out=0.2, shard_tokens=9000)
-        )
+        build.build_store([text], tokenizer, out, settings)
 
-    def contents(folder):
-        return {file.name: file.read_bytes() for file in folder.iterdir()}
-
+    monkeypatch.setattr(build, "BATCH", 1000)
+    texts = (f"The old owl {n} sleeps near tree {n}." * 9 for n in range(600))
+    text = write(tmp_path / "text.txt", "\n\n".join(texts))
+    tokenizer = Tokenizer.from_pretrained(small_store)
+    settings = build.BuildSettings(held_out=0.2, shard_tokens=9000)
     make(tmp_path / "whole")
     whole = contents(tmp_path / "whole")
     kilobytes = sum(-(-len(content) // 4096) * 4 for content in whole.values())
@@ -96,8 +95,7 @@ def test_a_full_disk_keeps_the_finished_shards_of_a_build(
             kept = contents(out)
             assert "train-00000.tokens" in kept and "manifest.json" not in kept
             assert all(kept[name] == whole[name] for name in kept if name != build.BUILD)
-            remount = ["mount", "-o", f"remount,size={4 * kilobytes}k", str(disk)]
-            subprocess.run(remount, check=True)
+            enlarge(disk, 4 * kilobytes)
             make(out)
             assert contents(out) == whole
             tally("disk full in a build: finished shards kept, the same bytes in the end")

@@ -19,9 +19,9 @@ from ..training.test_pretrain import assert_same_run
 
 SETTINGS = {
     "size": "1x64", "max_length": 32, "batch_size": 4, "steps": 24, "learning_rate": 3e-3,
-    "dropout": 0.1,
-    "attention_dropout": 0.1, "precision": "float32", "threads": 1, "checkpoint_every": 2,
-    "keep_steps": [5], "log_every": 1, "num_evals": 3, "eval_rows": 8, "loggers": [],
+    "dropout": 0.1, "attention_dropout": 0.1, "precision": "float32", "threads": 1,
+    "checkpoint_every": 2, "keep_steps": [5], "log_every": 1, "num_evals": 3, "eval_rows": 8,
+    "loggers": [],
 }  # fmt: skip
 # 13 checkpoints: every second step, and step 5. A file of the model is written twice for each: into
 # the checkpoint, and then as the run's own.
@@ -153,10 +153,8 @@ def test_a_run_killed_again_and_again_goes_on_bit_for_bit(train, undisturbed, tm
 
 
 def command_of(store, out, **changes):
-    flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in {**SETTINGS, **changes}.items()
-        if not isinstance(value, list)
-    ]  # fmt: skip
+    settings = {k: v for k, v in {**SETTINGS, **changes}.items() if not isinstance(v, list)}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "bertsmith", "pretrain", f"--corpus={store}", *flags]
     return [*command, f"--out={out}", "--loggers"]
 

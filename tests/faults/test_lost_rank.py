@@ -23,9 +23,8 @@ from ..training.test_pretrain import assert_same_run
 pytestmark = pytest.mark.faults
 SETTINGS = {
     "size": "1x64", "max_length": 32, "batch_size": 8, "steps": 12, "learning_rate": 3e-3,
-    "dropout": 0.1,
-    "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3, "log_every": 1,
-    "num_evals": 3, "eval_rows": 8, "dist_timeout": 30.0, "loggers": (),
+    "dropout": 0.1, "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3,
+    "log_every": 1, "num_evals": 3, "eval_rows": 8, "dist_timeout": 30.0, "loggers": (),
 }  # fmt: skip
 RANK = Path(__file__).parents[1] / "training" / "two_ranks.py"
 ONE_MACHINE = ("--standalone", "--nproc-per-node=2")
@@ -98,13 +97,19 @@ def test_all_are_started_again_and_end_as_if_undisturbed(
     tally(f"a rank {'killed' if what == 'SIGKILL' else 'that hung'}, all started again")
 
 
-def test_two_machines_and_one_of_them_killed(planned, undisturbed, tally):
+def two_machines(restarts):
+    """The words of torchrun on each of two machines, and the port where they meet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    plan, out = planned("machines", {"what": "SIGKILL", "rank": 1, "step": 7})
-    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=2"]
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    return [*words, f"--max-restarts={restarts}"], port
+
+
+def test_two_machines_and_one_of_them_killed(planned, undisturbed, tally):
+    plan, out = planned("machines", {"what": "SIGKILL", "rank": 1, "step": 7})
+    words, _ = two_machines(restarts=2)
     agents = [start(words, RANK, plan) for _ in range(2)]
     for agent in agents:
         ended(agent)
@@ -136,11 +141,7 @@ def test_one_of_two_machines_is_stopped_and_the_other_waits_for_it(
     """As when a pod is moved: its torchrun gets a signal, the other one's goes on with its next."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as in kubernetes.yaml
     _, out = planned("moved")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=5"]
-    words += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=run", "--local-addr=127.0.0.1"]
+    words, port = two_machines(restarts=5)
     command = [*command_of(small_store, out), "--steps=100000"]
     stays = start(words, *command)
     while not answers(port):  # the two meet at this one

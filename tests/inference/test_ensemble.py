@@ -9,21 +9,22 @@ from bertsmith.inference.ensemble import common_model_task
 from bertsmith.tasks.task import EncodingSettings, find_task
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
-VOCABULARY = Vocabulary([*SPECIAL, "a"])
-TOKENIZER = Tokenizer(VOCABULARY)
+from ..tiny import piece_tokenizer
+
+TOKENIZER = piece_tokenizer("a")
+CASED = Tokenizer(TOKENIZER.vocabulary, GOOGLE_CASED)
+STRIDE_64 = EncodingSettings(384, doc_stride=64)
 SQUAD = ModelTask(find_task("squad2"), (), EncodingSettings(384), {"null_threshold": -1.0})
 SST = ModelTask(find_task("sst2"), ("0", "1"), EncodingSettings(), {"thresholds": [0.25]})
 
 
 def predictor(model_task, folder="a", tokenizer=TOKENIZER):
     kind = TASK_TYPES[model_task.task.task_type]
-    return SimpleNamespace(
-        folder=folder, model_task=model_task, tokenizer=tokenizer, task_type=kind
-    )
+    known = {"folder": folder, "model_task": model_task, "tokenizer": tokenizer}
+    return SimpleNamespace(**known, task_type=kind)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +68,9 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (predictor(SQUAD, "b", Tokenizer(Vocabulary([*SPECIAL, "b"]))), "vocabulary or casing"),
-        (predictor(SQUAD, "b", Tokenizer(VOCABULARY, GOOGLE_CASED)), "vocabulary or casing"),
-        (
-            predictor(replace(SQUAD, encoding=EncodingSettings(384, doc_stride=64)), "b"),
-            "encoding .*stride",
-        ),
+        (predictor(SQUAD, "b", piece_tokenizer("b")), "vocabulary or casing"),
+        (predictor(SQUAD, "b", CASED), "vocabulary or casing"),
+        (predictor(replace(SQUAD, encoding=STRIDE_64), "b"), "encoding .*stride"),
         (predictor(replace(SQUAD, thresholds={}), "b"), "tuned thresholds"),
         (predictor(SST, "b"), "kind of task"),
     ],

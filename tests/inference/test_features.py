@@ -12,19 +12,13 @@ import transformers
 from pyarrow import parquet
 
 import bertsmith
-from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.inference.features import Extraction, extract_features, parse_layers
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
 from bertsmith.tasks.tagging.sentences import read_words
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-PIECES = [
-    *SPECIAL,
-    *["the", "a", "cat", "dog", "sat", "on", "mat", ".", "##s", "##ed", "##ing", "play"],
-]
+from ..tiny import piece_tokenizer, random_model, write
+
+TOKENIZER = piece_tokenizer("the a cat dog sat on mat . ##s ##ed ##ing play")
 NUM_LAYERS = 3
 # float16 has 11 bits; the states are of size 1 to 4, and the two programs differ by far less
 CLOSE = {"rtol": 1e-3, "atol": 2e-3}
@@ -34,18 +28,9 @@ TEXTS = ["the cats sat on the mat .", "", "playing dogs played", "cat", "a zebra
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = ModelConfig(
-        vocab_size=len(PIECES),
-        hidden_size=16,
-        num_layers=NUM_LAYERS,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=32,
-    )
+    config = ModelConfig(len(TOKENIZER.vocabulary), 16, NUM_LAYERS, 2, 32, max_positions=32)
     path = tmp_path_factory.mktemp("models") / "model"
-    model = initialize(PreTrainingModel(config), 0.3, torch.Generator().manual_seed(1))
-    save_model(model, Tokenizer(Vocabulary(PIECES)), path)
-    return path
+    return random_model(path, TOKENIZER, config=config, std=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +50,7 @@ def states(folder):
 
 @pytest.fixture
 def text_file(tmp_path):
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(TEXTS) + "\n")
-    return path
+    return write(tmp_path / "texts.txt", TEXTS)
 
 
 def extracted(folder, path, out, layers="last", max_length=32, context=False, **settings):
@@ -94,12 +77,9 @@ def test_features_are_transformers_hidden_states(tmp_path, folder, states, text_
         if align != "pieces":
             groups = [chosen[word_of == word] for word in range(len(text.split()))]
             chosen = np.stack([g[0] if align == "first" else g.mean(axis=0) for g in groups])
-        expected = {
-            "none": chosen,
-            "sum": chosen.sum(axis=1),
-            "concatenate": chosen.reshape(len(chosen), -1),
-        }
-        np.testing.assert_allclose(found[k], expected[pool], **CLOSE)
+        if pool != "none":
+            chosen = chosen.sum(axis=1) if pool == "sum" else chosen.reshape(len(chosen), -1)
+        np.testing.assert_allclose(found[k], chosen, **CLOSE)
         if align == "pieces":
             begin, end = found.boundaries[k : k + 2]
             assert found.word_ids[begin:end].tolist() == word_of.tolist()
@@ -109,8 +89,8 @@ def test_features_are_transformers_hidden_states(tmp_path, folder, states, text_
 
 def test_long_texts_are_read_in_windows_and_every_word_has_one_vector(tmp_path, folder, states):
     words = ["the", "cats", "played", "on", "a", "mat"] * 8
-    (tmp_path / "long.txt").write_text(" ".join(words))
-    found = extracted(folder, tmp_path / "long.txt", tmp_path / "out", max_length=16)
+    long = write(tmp_path / "long.txt", " ".join(words))
+    found = extracted(folder, long, tmp_path / "out", max_length=16)
     assert found[0].shape == (48, 16)
     # the first window shows the words that fit into 14 pieces, of which half a row is kept
     hidden, word_of = states(words[:10])
@@ -119,8 +99,8 @@ def test_long_texts_are_read_in_windows_and_every_word_has_one_vector(tmp_path, 
 
 
 def test_document_context_is_what_stands_around(tmp_path, folder, states):
-    path = tmp_path / "ner.conll"
-    path.write_text("-DOCSTART- O\n\nthe O\ncat O\n\nsat O\non O\n\n-DOCSTART- O\n\na O\n\n")
+    lines = "-DOCSTART- O\n\nthe O\ncat O\n\nsat O\non O\n\n-DOCSTART- O\n\na O\n\n"
+    path = write(tmp_path / "ner.conll", lines)
     alone = extracted(folder, path, tmp_path / "alone")
     inside = extracted(folder, path, tmp_path / "inside", context=True)
     document, _ = states(["the", "cat", "sat", "on"])
@@ -158,8 +138,7 @@ def test_words_of_every_format(tmp_path, name, content, column):
 
 @pytest.mark.parametrize("text", ["World War I\n", "Vitamin B\nthey took the I-95\n"])
 def test_a_text_that_ends_like_a_tag_is_a_text(tmp_path, text):
-    (tmp_path / "in.txt").write_text(text)
-    assert read_words(tmp_path / "in.txt")[0].words == text.split()
+    assert read_words(write(tmp_path / "in.txt", text))[0].words == text.split()
 
 
 @pytest.mark.parametrize("name", ["in.arrow", "in.parquet", "in.jsonl"])
@@ -181,9 +160,8 @@ def test_words_of_tables(tmp_path, name):
 
 def test_a_row_without_words_is_counted(tmp_path):
     """Or the vectors behind it would belong to the row before theirs."""
-    path = tmp_path / "words.jsonl"
-    path.write_text('{"tokens": ["Ann", "sings"]}\n{"tokens": []}\n\n{"tokens": ["Bob"]}\n')
-    sentences, counts = read_words(path)
+    rows = ['{"tokens": ["Ann", "sings"]}', '{"tokens": []}', "", '{"tokens": ["Bob"]}']
+    sentences, counts = read_words(write(tmp_path / "words.jsonl", rows))
     assert counts.tolist() == [2, 0, 1] and sentences.words == ["Ann", "sings", "Bob"]
 
 
@@ -206,9 +184,9 @@ def test_a_parquet_without_tokens_has_texts(tmp_path):
     ],
 )
 def test_files_without_words_are_refused(tmp_path, name, content, column, message):
-    (tmp_path / name).write_text(content)
+    path = write(tmp_path / name, content)
     with pytest.raises(ValueError, match=message):
-        read_words(tmp_path / name, column)
+        read_words(path, column)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +211,9 @@ def test_what_extraction_refuses(tmp_path, folder, text_file):
         Extraction(bertsmith.load(folder).config, pool="max")
     with pytest.raises(ValueError, match="max_length=64: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)
-    (tmp_path / "word.txt").write_text("the " + "cats" + "s" * 40)
+    word = write(tmp_path / "word.txt", "the " + "cats" + "s" * 40)
     with pytest.raises(ValueError, match="word.txt:1: the word 'catsss.* pieces"):
-        extracted(folder, tmp_path / "word.txt", tmp_path / "out")
+        extracted(folder, word, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -243,10 +221,9 @@ def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
     predictor = bertsmith.load(folder)
     with torch.no_grad():
         predictor.encoder.layers[-1].output_norm.bias += 1e5
+    words, extraction = read_words(text_file), Extraction(predictor.config)
     with pytest.raises(ValueError, match="a value of 1000.* does not fit float16"):
-        extract_features(
-            predictor, *read_words(text_file), Extraction(predictor.config), tmp_path / "out"
-        )
+        extract_features(predictor, *words, extraction, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,42 +8,30 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import SPECIAL
+
+from ..tiny import piece_tokenizer, random_model
 
 # "do" with "##g" is what the tokenizer makes of no text, since "dog" is a piece.
-PIECES = [
-    *SPECIAL,
-    *["the", "cat", "dog", "sat", "on", "mat", "do", "ca", ".", "##s", "##g", "##ed", "##ts"],
-]
+WORDS = "the cat dog sat on mat do ca . ##s ##g ##ed ##ts"
+PIECES = piece_tokenizer(WORDS).vocabulary.pieces
 CLS, SEP, MASK = (PIECES.index(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
 STARTS = [k for k, piece in enumerate(PIECES) if k >= len(SPECIAL) and not piece.startswith("##")]
 RESTS = [k for k, piece in enumerate(PIECES) if piece.startswith("##")]
 
 
-def saved(folder, pieces, **changes):
-    settings = {
-        "vocab_size": len(pieces) + 3,  # rows without a piece, as models padded for speed have them
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_heads": 4,
-        "intermediate_size": 64,
-        "max_positions": 24,
-    }
-    config = ModelConfig(**{**settings, **changes})
-    model = initialize(PreTrainingModel(config), 0.4, torch.Generator().manual_seed(3))
-    save_model(model, Tokenizer(Vocabulary(pieces)), folder)
-    return folder
+def saved(folder, words=WORDS, **changes):
+    """With rows without a piece, as models padded for speed have them."""
+    tokenizer = piece_tokenizer(words)
+    config = ModelConfig(len(tokenizer.vocabulary) + 3, 32, 2, 4, 64, max_positions=24, **changes)
+    return random_model(folder, tokenizer, config=config, std=0.4, seed=3)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("models") / "model", PIECES)
+    return saved(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +102,8 @@ def test_joint_with_one_mask_is_the_plain_answer(filler):
     ((plain,),) = filler.pieces(["the [MASK] sat"], top=4)
     joint = filler.joint("the [MASK] sat", top=4)
     assert [row["tokens"] for row in joint] == [[row.token] for row in plain]
-    np.testing.assert_allclose(
-        [row["probability"] for row in joint], [row.probability for row in plain], rtol=1e-5
-    )
+    expected = [row.probability for row in plain]
+    np.testing.assert_allclose([row["probability"] for row in joint], expected, rtol=1e-5)
 
 
 def test_words_are_the_exhaustive_search_over_whole_words(filler, log_p):
@@ -152,35 +139,29 @@ def test_words_at_two_masks_are_scored_with_each_other_in_place(filler, log_p):
 
 
 def test_words_of_a_vocabulary_without_continuations(tmp_path):
-    folder = saved(tmp_path / "model", [*SPECIAL, "the", "cat", "sat"])
+    folder = saved(tmp_path / "model", "the cat sat")
     answers = fill_words(bertsmith.load(folder).filler, "the [MASK]", 3)
     assert sorted(answer["words"] for answer in answers) == [["cat"], ["sat"], ["the"]]
 
 
 def test_candidates_are_scored_and_normalised_over_themselves(filler, log_p):
-    candidates = ["cat", "dogs", "mat", "Cated", "the cat"]
-    pieces = {
-        "cat": ["cat"],
-        "dogs": ["dog", "##s"],
-        "mat": ["mat"],
-        "Cated": ["cat", "##ed"],
-        "the cat": ["the", "cat"],
-    }
-    given = fill_candidates(filler, "the [MASK] sat .", candidates)
+    spelled = {"cat": "cat", "dogs": "dog ##s", "mat": "mat", "Cated": "cat ##ed"}
+    spelled["the cat"] = "the cat"
+    pieces = {candidate: names.split() for candidate, names in spelled.items()}
+    given = fill_candidates(filler, "the [MASK] sat .", list(pieces))
     scores = {}
     for candidate, names in pieces.items():
         ids = [PIECES.index(name) for name in names]
         row = row_of(" ".join(["the", *["[MASK]"] * len(ids), "sat", "."]))
         scores[candidate] = likelihood(log_p, row, 2, ids) / len(ids)
     total = sum(np.exp(score) for score in scores.values())
-    assert sorted(answer["candidate"] for answer in given) == sorted(candidates)
+    assert sorted(answer["candidate"] for answer in given) == sorted(pieces)
     for answer in given:
         name = answer["candidate"]
         assert answer["pieces"] == pieces[name]
         assert answer["score"] == pytest.approx(scores[name], rel=1e-4)
-        assert answer["log_probability"] == pytest.approx(
-            scores[name] * len(pieces[name]), rel=1e-4
-        )
+        total_score = scores[name] * len(pieces[name])
+        assert answer["log_probability"] == pytest.approx(total_score, rel=1e-4)
         assert answer["probability"] == pytest.approx(np.exp(scores[name]) / total, rel=1e-4)
     probabilities = [answer["probability"] for answer in given]
     assert probabilities == sorted(probabilities, reverse=True)
@@ -219,25 +200,33 @@ def test_candidates_are_never_replaced_or_dropped(filler, candidates, message):
         fill_candidates(filler, "[MASK]", candidates)
 
 
-def test_what_together_refuses(tmp_path, filler):
-    with pytest.raises(ValueError, match="text is list: expected one text"):
-        filler.joint(["[MASK]"])
-    with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
-        filler.joint("the cat")
-    with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
-        fill_words(filler, "the cat", 2)
-    with pytest.raises(ValueError, match=r'no \[MASK\] in "the cat"'):
-        fill_candidates(filler, "the cat", ["mat"])
-    with pytest.raises(ValueError, match=r"2 \[MASK\] in the text: candidates are for one"):
-        fill_candidates(filler, "[MASK] [MASK]", ["mat"])
-    with pytest.raises(ValueError, match="top=0"):
-        filler.joint("a [MASK]", top=0)
-    with pytest.raises(ValueError, match="max_pieces=0"):
-        fill_words(filler, "a [MASK]", 0)
-    with pytest.raises(ValueError, match="81 combinations, at most 64"):
-        fill_words(filler, "[MASK] [MASK] [MASK] [MASK]", 3)
-    with pytest.raises(ValueError, match=r"40 masks .* 1,099,511,627,776 comb"):
-        fill_words(filler, "[MASK] " * 40, 2)  # which no memory holds
-    causal = saved(tmp_path / "causal", PIECES, causal=True)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda filler: filler.joint(["[MASK]"]), "text is list: expected one text"),
+        (lambda filler: filler.joint("the cat"), r'no \[MASK\] in "the cat"'),
+        (lambda filler: fill_words(filler, "the cat", 2), r'no \[MASK\] in "the cat"'),
+        (lambda filler: fill_candidates(filler, "the cat", ["mat"]), r'no \[MASK\] in "the cat"'),
+        (
+            lambda filler: fill_candidates(filler, "[MASK] " * 2, ["mat"]),
+            r"2 \[MASK\] in the text: candidates are for one",
+        ),
+        (lambda filler: filler.joint("a [MASK]", top=0), "top=0"),
+        (lambda filler: fill_words(filler, "a [MASK]", 0), "max_pieces=0"),
+        (lambda filler: fill_words(filler, "[MASK] " * 4, 3), "81 combinations, at most 64"),
+        # which no memory holds
+        (
+            lambda filler: fill_words(filler, "[MASK] " * 40, 2),
+            r"40 masks .* 1,099,511,627,776 comb",
+        ),
+    ],
+)
+def test_what_together_refuses(filler, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(filler)
+
+
+def test_a_left_to_right_model_fills_nothing(tmp_path):
+    causal = saved(tmp_path / "causal", causal=True)
     with pytest.raises(ValueError, match=r"causal: a left-to-right model, which sees nothing"):
         bertsmith.load(causal).fill("the [MASK]")

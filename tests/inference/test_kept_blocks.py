@@ -56,8 +56,7 @@ def test_work_without_a_stop_leaves_nothing_beside_the_output(tmp_path):
 
 
 def test_work_that_was_stopped_goes_on(tmp_path, capsys):
-    out = tmp_path / "out.csv"
-    partial = tmp_path / "out.csv.partial"
+    out, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
     kept = f"5 of 6 rows are kept in {partial}"
     assert str(stopped(out, "job", 2)) == f"{kept}: the same command goes on"
     assert capsys.readouterr().err == ""
@@ -121,10 +120,8 @@ def test_two_processes_are_not_at_one_work(tmp_path):
     with kept_blocks(out, "job", SIZES, "rows") as kept:
         kept.settle([], print)
         kept.arrays(block)
-        with (
-            pytest.raises(ValueError, match="another process is at this work"),
-            kept_blocks(out, "job", SIZES, "rows"),
-        ):
+        refused = pytest.raises(ValueError, match="another process is at this work")
+        with refused, kept_blocks(out, "job", SIZES, "rows"):
             pass
 
 
@@ -133,13 +130,13 @@ def test_what_the_job_is_told_by(tmp_path):
     weights.write_bytes(b"12")
     job = request_digest([tmp_path], [b"a", b"bc"], "float32")
     assert job == request_digest([tmp_path], iter([b"a", b"bc"]), "float32")
-    others = [
+    others = {
         request_digest([tmp_path], [b"ab", b"c"], "float32"),
         request_digest([tmp_path], [b"a", b"bc"], "bf16"),
         request_digest([tmp_path, tmp_path], [b"a", b"bc"], "float32"),
-    ]
+    }
     weights.write_bytes(b"123")
-    others.append(request_digest([tmp_path], [b"a", b"bc"], "float32"))
+    others.add(request_digest([tmp_path], [b"a", b"bc"], "float32"))
     assert len({job, *others}) == 5
 
 
@@ -155,13 +152,11 @@ class Model:
 
 def test_work_that_goes_on_keeps_its_precision(tmp_path):
     first, then = Model(), Model()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        kept_blocks(tmp_path / "out.csv", "job", SIZES, "rows") as kept,
-    ):
+    out = tmp_path / "out.csv"
+    with pytest.raises(KeyboardInterrupt), kept_blocks(out, "job", SIZES, "rows") as kept:
         kept.settle([first], lambda model: model.use_precision("bf16"))
         kept.arrays(up_to(1))
-    with kept_blocks(tmp_path / "out.csv", "job", SIZES, "rows") as kept:
+    with kept_blocks(out, "job", SIZES, "rows") as kept:
         kept.settle([then], pytest.fail)
         assert len(kept.arrays(block)) == len(SIZES)
     assert then.engine.precision == "bf16"

@@ -5,20 +5,16 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.checkpoints.model_folder import save_model
-from bertsmith.cli.main import main
 from bertsmith.inference import precision, predictor
 from bertsmith.inference.precision import Trial, deviation, try_bf16
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.initialization import initialize
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
+
+from ..tiny import cli, piece_tokenizer, random_model, write
 
 TEXT = "the a cat dog sat on mat . good bad"
 WORDS = TEXT.split()
-PIECES = [*SPECIAL, *WORDS]
 TEXTS = [" ".join(WORDS[k % 7 : k % 7 + 1 + k % 4]) for k in range(20)]
 FLOAT32 = Engine(torch.device("cpu"), "float32", 1)
 SUFFIXES = {"predict": ".jsonl", "embed": ".npy", "features": ""}
@@ -91,21 +87,10 @@ def test_the_deviation_is_that_of_the_worst_row():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    config = ModelConfig(
-        vocab_size=len(PIECES),
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=64,
-        max_positions=24,
-    )
-    path = tmp_path_factory.mktemp("models") / "model"
-    model = initialize(SequenceClassifier(config, 2), 0.4, torch.Generator().manual_seed(1))
-    extra = {"max_length": 16}
-    save_model(
-        model, Tokenizer(Vocabulary(PIECES)), path, label_names=["bad", "good"], extra_config=extra
-    )
-    return path
+    tokenizer, path = piece_tokenizer(TEXT), tmp_path_factory.mktemp("models") / "model"
+    config = ModelConfig(len(tokenizer.vocabulary), 32, 2, 2, 64, max_positions=24)
+    written = {"label_names": ["bad", "good"], "extra_config": {"max_length": 16}}
+    return random_model(path, tokenizer, SequenceClassifier, 2, config=config, std=0.4, **written)
 
 
 @pytest.fixture
@@ -153,17 +138,17 @@ def test_python_answers_in_float32_unless_told(folder, tried):
 
 
 @pytest.mark.parametrize("command", ["predict", "embed", "features"])
-def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command, capsys):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(TEXTS))
+def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command):
+    texts = write(tmp_path / "texts.txt", TEXTS)
 
     def ran(name, *flags):
         """The bytes that the command writes, and whether it says that they are bf16's."""
         out = tmp_path / f"{name}{SUFFIXES[command]}"
         words = [folder, texts] if command == "predict" else [texts, "--model", folder]
-        assert main([str(word) for word in (command, *words, "--out", out, *flags)]) == 0
+        done = cli(command, *words, "--out", out, *flags)
+        assert done.code == 0
         written = out / "vectors.npy" if command == "features" else out
-        return written.read_bytes(), "answers in bf16, 2.0x" in capsys.readouterr().err
+        return written.read_bytes(), "answers in bf16, 2.0x" in done.err
 
     asked = tried(FASTER)
     exact, narrow = ran("exact", "--precision", "float32"), ran("narrow", "--precision", "bf16")

@@ -7,18 +7,20 @@ import transformers
 
 import bertsmith
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.inference.answers import TaggedText
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.model.initialization import initialize
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+
+from ..tiny import piece_tokenizer, random_model
 
 TEXT = "the a cat dog sat ran on mat under chair ! . ##s ##ing play it was good bad"
 WORDS = TEXT.split()
-PIECES = [*SPECIAL, "[unused0]", *WORDS]
+TOKENIZER = piece_tokenizer(f"[unused0] {TEXT}")
+PIECES = TOKENIZER.vocabulary.pieces
+# A vocabulary of more rows than pieces, as models padded for speed have it.
+CONFIG = ModelConfig(len(PIECES) + 7, 32, 2, 4, 64, max_positions=40)
 ANSWERS = [k for k, piece in enumerate(PIECES) if piece == "[UNK]" or piece in WORDS]
 # Odd, so that pairs cut to equal halves: where one text must be a token longer transformers' fast
 # tokenizer and google-research/bert choose differently, and we follow the latter.
@@ -27,42 +29,25 @@ LABELS = ["bad", "good", "so-so"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return Tokenizer(Vocabulary(PIECES))
-
-
-@pytest.fixture(scope="module")
-def config():
-    # A vocabulary of more rows than pieces, as models padded for speed have it.
-    return ModelConfig(
-        vocab_size=len(PIECES) + 7,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=64,
-        max_positions=40,
-    )
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory, tokenizer, config):
+def pretrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "pretrained"
-    model = initialize(PreTrainingModel(config), 0.5, torch.Generator().manual_seed(1))
+    model = initialize(PreTrainingModel(CONFIG), 0.5, torch.Generator().manual_seed(1))
     with torch.no_grad():  # what may never be answered would win by far
         model.mlm.bias += 5.0
         model.mlm.bias[ANSWERS] = 0.0
-    save_model(model, tokenizer, folder)
+    save_model(model, TOKENIZER, folder)
     return folder
+
+
+def fine_tuned(folder, **written):
+    written |= {"config": CONFIG, "seed": 2, "label_names": LABELS}
+    return random_model(folder, TOKENIZER, SequenceClassifier, 3, **written)
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory, tokenizer, config):
+def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "classifier"
-    model = initialize(SequenceClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
-    save_model(
-        model, tokenizer, folder, label_names=LABELS, extra_config={"max_length": MAX_LENGTH}
-    )
-    return folder
+    return fine_tuned(folder, extra_config={"max_length": MAX_LENGTH})
 
 
 def test_fill_is_the_softmax_of_transformers_model(pretrained):
@@ -115,19 +100,22 @@ def with_transformers(folder, texts, pairs=None):
     rows = []
     for k, text in enumerate(texts):
         pair = {} if pairs is None else {"text_pair": pairs[k]}
-        inputs = tokenizer(
-            text, **pair, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
-        )
+        pair |= {"truncation": True, "max_length": MAX_LENGTH}
+        inputs = tokenizer(text, **pair, return_tensors="pt")
         with torch.inference_mode():
             rows.append(model(**inputs).logits[0].softmax(dim=-1))
     return torch.stack(rows).numpy()
+
+
+def probabilities(answers):
+    return np.array([[answer.probabilities[name] for name in LABELS] for answer in answers])
 
 
 def test_classify_agrees_with_transformers_in_the_order_given(classifier):
     texts = texts_of_many_lengths()
     predictor = bertsmith.load(classifier)
     answers = predictor.classify(texts)
-    given = np.array([[answer.probabilities[name] for name in LABELS] for answer in answers])
+    given = probabilities(answers)
     np.testing.assert_allclose(given, with_transformers(classifier, texts), atol=1e-5)
     assert predictor.model_task.label_names == tuple(LABELS)
     for answer, row in zip(answers, given, strict=True):
@@ -138,25 +126,22 @@ def test_classify_agrees_with_transformers_in_the_order_given(classifier):
 def test_classify_pairs_agrees_with_transformers(classifier):
     texts = [text for text in texts_of_many_lengths() if len(text.split()) < 10]
     pairs = texts[::-1]
-    answers = bertsmith.load(classifier).classify(texts, pairs)
-    given = np.array([[answer.probabilities[name] for name in LABELS] for answer in answers])
+    given = probabilities(bertsmith.load(classifier).classify(texts, pairs))
     np.testing.assert_allclose(given, with_transformers(classifier, texts, pairs), atol=1e-5)
 
 
-def test_tag_finds_words_and_entities(tmp_path, tokenizer, config, classifier):
-    names = ["O", "B-LOC", "I-LOC"]
-    model = initialize(TokenClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
+def test_tag_finds_words_and_entities(tmp_path, classifier):
+    model = initialize(TokenClassifier(CONFIG, 3), 0.5, torch.Generator().manual_seed(2))
     with torch.no_grad():
         model.classifier.bias[1:] += 0.5
-    save_model(model, tokenizer, tmp_path / "tagger", label_names=names)
+    save_model(model, TOKENIZER, tmp_path / "tagger", label_names=["O", "B-LOC", "I-LOC"])
     predictor = bertsmith.load(tmp_path / "tagger")
     texts = ["the cat, (under the mat) sat!", "", " good dog."]
     answers = predictor.tag(texts)
     assert " ".join(answers[0].tokens) == "the cat , ( under the mat ) sat !"
     assert answers[1] == TaggedText((), (), (), ())
-    entities = [
-        (text, e) for text, answer in zip(texts, answers, strict=True) for e in answer.entities
-    ]
+    pairs = zip(texts, answers, strict=True)
+    entities = [(text, entity) for text, answer in pairs for entity in answer.entities]
     assert entities
     for text, entity in entities:
         assert text[entity.start : entity.end] == entity.text
@@ -172,39 +157,32 @@ def test_tag_finds_words_and_entities(tmp_path, tokenizer, config, classifier):
 
 def test_bf16_is_close(classifier):
     texts = texts_of_many_lengths()[:10]
-    exact = bertsmith.load(classifier).classify(texts)
-    rounded = bertsmith.load(classifier, precision="bf16").classify(texts)
-    differences = [
-        abs(a.probabilities[name] - b.probabilities[name])
-        for a, b in zip(exact, rounded, strict=True)
-        for name in LABELS
-    ]
-    assert 0 < max(differences) < 0.1
+    exact = probabilities(bertsmith.load(classifier).classify(texts))
+    rounded = probabilities(bertsmith.load(classifier, precision="bf16").classify(texts))
+    assert 0 < np.abs(exact - rounded).max() < 0.1
 
 
 def test_heads_that_were_never_trained_are_refused(pretrained, classifier):
     with pytest.raises(ValueError, match="pretrained: this model cannot classify, but fill, embed"):
         bertsmith.load(pretrained).classify(["The cat sat."])
-    with pytest.raises(
-        ValueError, match="classifier: this model has no masked-LM head.* can classify"
-    ):
+    message = "classifier: this model has no masked-LM head.* can classify"
+    with pytest.raises(ValueError, match=message):
         bertsmith.load(classifier).fill("The [MASK] sat.")
 
 
 @pytest.mark.parametrize("lost", ["pooler.dense.weight", "classifier.bias"])
-def test_a_head_that_is_there_in_part_is_refused(classifier, tokenizer, tmp_path, lost):
+def test_a_head_that_is_there_in_part_is_refused(classifier, tmp_path, lost):
     """Random numbers in its place would give answers that look like others."""
     model = load_model(classifier, SequenceClassifier).model
-    save_model(model, tokenizer, tmp_path / "cut", label_names=LABELS, exclude=[lost])
+    save_model(model, TOKENIZER, tmp_path / "cut", label_names=LABELS, exclude=[lost])
     with pytest.raises(ValueError, match=f"cut: the weights lack {lost}, without which the head"):
         bertsmith.load(tmp_path / "cut").classify(["The cat sat."])
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained, config):
-    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
-    more = Tokenizer(Vocabulary([*PIECES, *(f"word{k}" for k in range(10))]))
-    save_model(model, Tokenizer(Vocabulary(PIECES)), tmp_path / "model")
-    more.save(tmp_path / "model")
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    random_model(tmp_path / "model", TOKENIZER, config=CONFIG)
+    more = " ".join(f"word{k}" for k in range(10))
+    piece_tokenizer(f"[unused0] {TEXT} {more}").save(tmp_path / "model")
     with pytest.raises(ValueError, match="35 pieces, but its model 32"):
         bertsmith.load(tmp_path / "model")
 
@@ -213,19 +191,17 @@ def test_load_gives_a_predictor(classifier):
     assert isinstance(bertsmith.load(str(classifier)), Predictor)
 
 
-def test_texts_of_another_shape_than_in_training_are_refused(tmp_path, tokenizer, config):
-    def tuned(name, **settings):
-        folder = tmp_path / name
-        model = initialize(SequenceClassifier(config, 3), 0.5, torch.Generator().manual_seed(2))
-        save_model(model, tokenizer, folder, label_names=LABELS)
-        RunFolder(folder).write_settings({"kind": "finetune", "settings": settings})
-        return bertsmith.load(folder)
+@pytest.mark.parametrize("run", [{"task": "mnli"}, {"task": "classify", "text_pair": "b"}])
+def test_pairs_where_the_model_was_trained_on_them(run, tmp_path):
+    model = bertsmith.load(fine_tuned(tmp_path / "run", run=run))
+    with pytest.raises(ValueError, match="trained on pairs of texts: give text_pair"):
+        model.classify(["a cat"])
+    assert len(model.classify(["a cat"], ["a dog"])) == 1
 
-    for pairs in (tuned("mnli", task="mnli"), tuned("own", task="classify", text_pair="b")):
-        with pytest.raises(ValueError, match="trained on pairs of texts: give text_pair"):
-            pairs.classify(["a cat"])
-        assert len(pairs.classify(["a cat"], ["a dog"])) == 1
-    for single in (tuned("sst2", task="sst2"), tuned("alone", task="classify")):
-        with pytest.raises(ValueError, match="trained on single texts: leave text_pair out"):
-            single.classify(["a cat"], ["a dog"])
-        assert len(single.classify(["a cat"])) == 1
+
+@pytest.mark.parametrize("run", [{"task": "sst2"}, {"task": "classify"}])
+def test_single_texts_where_the_model_was_trained_on_them(run, tmp_path):
+    model = bertsmith.load(fine_tuned(tmp_path / "run", run=run))
+    with pytest.raises(ValueError, match="trained on single texts: leave text_pair out"):
+        model.classify(["a cat"], ["a dog"])
+    assert len(model.classify(["a cat"])) == 1

@@ -7,6 +7,8 @@ import pytest
 
 from bertsmith.reports.pages import write_report
 
+from ..tiny import write
+
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -62,63 +64,50 @@ def page(tmp_path):
     return make
 
 
-def write(path, value):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
-def write_log(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def describe(kind, **settings):
-    return {
-        "format": 1,
-        "bertsmith": "9.8.7",
-        "kind": kind,
-        "command": ["bertsmith", kind, "--out", "a b"],
-        "settings": settings,
-        "machine": {"cpu": "Abacus <3000>", "device": "cpu"},
-        "created": "2026-01-02T03:04:05Z",
-        "parameters": 1_480_000,
-    }
+def write_run(run, kind, settings, log=None, result=None, **described):
+    """A run's folder: run.json, and log and result where they are given."""
+    described |= {"format": 1, "bertsmith": "9.8.7", "kind": kind, "settings": settings}
+    described |= {"command": ["bertsmith", kind, "--out", "a b"], "parameters": 1_480_000}
+    described |= {"machine": {"cpu": "Abacus <3000>", "device": "cpu"}}
+    write(run / "run.json", json.dumps(described | {"created": "2026-01-02T03:04:05Z"}))
+    if log:
+        write(run / "log.jsonl", map(json.dumps, log))
+    if result:
+        write(run / "result.json", json.dumps(result))
+    return run
 
 
 @pytest.fixture
 def pretrained(tmp_path):
     def make(name="first", *, finished=True, learning_rate=0.002, loss=4.25):
-        run = tmp_path / name
-        write(
-            run / "run.json",
-            describe("pretrain", learning_rate=learning_rate, model={"size": "tiny"}),
-        )
-        lines = [
-            {
-                "event": "train",
-                "step": step,
-                "tokens": step * 100,
-                "seconds": step / 10,
-                "mlm_loss": 9 - step / 20 if step != 50 else None,
-                "mlm_accuracy": step / 300,
-                "nsp_accuracy": 0.5,
-                "learning_rate": learning_rate,
-                "grad_norm": 1.0,
-                "tokens_per_second": 1000,
-            }
+        alike = {"nsp_accuracy": 0.5, "learning_rate": learning_rate, "grad_norm": 1.0}
+        log: list[dict] = [
+            {"event": "train", "step": step, "tokens": step * 100, "seconds": step / 10, **alike}
+            | {"mlm_loss": 9 - step / 20 if step != 50 else None, "mlm_accuracy": step / 300}
+            | {"tokens_per_second": 1000}
             for step in range(10, 101, 10)
         ]
-        lines.append({"event": "evaluate", "step": 100, "mlm_loss": loss, "mlm_accuracy": 0.3})
-        lines.append({"event": "message", "text": "went on after <SIGTERM>"})
-        write_log(run / "log.jsonl", lines)
-        if finished:
-            held_out = {"mlm_loss": loss, "mlm_accuracy": 0.3125, "nsp_accuracy": 0.75}
-            held_out["unigram_entropy"] = 6.5
-            result = {"held_out": held_out, "steps": 100, "tokens": 10_000, "seconds": 95}
-            write(run / "result.json", result)
-        return run
+        log.append({"event": "evaluate", "step": 100, "mlm_loss": loss, "mlm_accuracy": 0.3})
+        log.append({"event": "message", "text": "went on after <SIGTERM>"})
+        held_out = {"mlm_loss": loss, "mlm_accuracy": 0.3125, "nsp_accuracy": 0.75}
+        held_out["unigram_entropy"] = 6.5
+        result = {"held_out": held_out, "steps": 100, "tokens": 10_000, "seconds": 95}
+        settings = {"learning_rate": learning_rate, "model": {"size": "tiny"}}
+        return write_run(tmp_path / name, "pretrain", settings, log, result if finished else None)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def change():
+    """Changes entries of a JSON file, of its settings or of another part."""
+
+    def change(path, part=None, **entries):
+        stored = json.loads(path.read_text())
+        (stored if part is None else stored[part]).update(entries)
+        write(path, json.dumps(stored))
+
+    return change
 
 
 @pytest.fixture
@@ -126,9 +115,8 @@ def in_two_phases(tmp_path):
     """A run as it goes on in longer rows from step 90: figures are worse from there on."""
 
     def make(name, *predicted, phases=2):
-        run = tmp_path / name
-        lengths = {"max_length": 128, "phase2_length": 512} if phases == 2 else {"max_length": 128}
-        write(run / "run.json", describe("pretrain", objective="+".join(predicted), **lengths))
+        settings = {"objective": "+".join(predicted), "max_length": 128}
+        settings |= {"phase2_length": 512} if phases == 2 else {}
         lines = []
         for step in range(10, 121, 10):
             second = phases == 2 and step > 90
@@ -145,9 +133,8 @@ def in_two_phases(tmp_path):
         final |= {f"{figure}_accuracy": 0.25 * (k + 1) for k, figure in enumerate(predicted)}
         final["unigram_entropy"] = 6.5 if "mlm" in predicted else 6.75
         lines.append({"event": "evaluate", "step": 120, **final})  # as the end of a run: no phase
-        write_log(run / "log.jsonl", lines)
-        write(run / "result.json", {"held_out": final, "steps": 120, "tokens": 12_000})
-        return run
+        result = {"held_out": final, "steps": 120, "tokens": 12_000}
+        return write_run(tmp_path / name, "pretrain", settings, lines, result)
 
     return make
 
@@ -156,12 +143,13 @@ def in_two_phases(tmp_path):
 def finetuned(tmp_path):
     def make(name="classifier", seeds=(1, 2, 10), labels=("cat", "<dog>")):
         run = tmp_path / name
-        write(run / "run.json", describe("finetune", task="classify"))
         metrics = {str(seed): {"accuracy": 0.8 + seed / 100, "loss": 0.5} for seed in seeds}
         for seed in seeds:
             lines = [{"event": "train", "step": step, "loss": 1 / step} for step in range(1, 20)]
             lines += [{"event": "evaluate", "step": step, "accuracy": 0.7} for step in (10, 20)]
-            write_log(run / "seeds" / str(seed) / "log.jsonl", lines)
+            write(run / "seeds" / str(seed) / "log.jsonl", map(json.dumps, lines))
+        wrong = {"text": "sure & wrong", "label": "cat", "predicted": "<dog>", "probability": 0.99}
+        right = {"text": "<script>x</script>", "label": "cat", "predicted": "cat"}
         result = {
             "metrics": metrics[str(seeds[0])],
             "main_metric": "accuracy",
@@ -170,18 +158,9 @@ def finetuned(tmp_path):
             "seeds": metrics,
             "best_seed": seeds[-1],
             "dev_examples": 120,
-            "examples": [
-                {"text": "sure & wrong", "label": "cat", "predicted": "<dog>", "probability": 0.99},
-                {
-                    "text": "<script>x</script>",
-                    "label": "cat",
-                    "predicted": "cat",
-                    "probability": 0.51,
-                },
-            ],
+            "examples": [wrong, right | {"probability": 0.51}],
         }
-        write(run / "result.json", result)
-        return run
+        return write_run(run, "finetune", {"task": "classify"}, result=result)
 
     return make
 
@@ -190,6 +169,7 @@ def finetuned(tmp_path):
 def quickstart(tmp_path, pretrained):
     side = {"rates": {"1e-4": 0.7, "3e-4": 0.75}, "best_rate": "3e-4"}
     pretrained("story/pretrain")
+    predictions = [[{"token": "<b>", "probability": 0.25}]]
     story = {
         "settings": {"minutes": 4},
         "machine": {"cpu": "Abacus"},
@@ -197,12 +177,7 @@ def quickstart(tmp_path, pretrained):
         "pretrain": "pretrain",
         "unigram_entropy": 6.5,
         "held_out": {"mlm_loss": 4.25, "mlm_accuracy": 0.3125},
-        "fill": [
-            {
-                "text": "The [MASK] & <i>I</i>",
-                "predictions": [[{"token": "<b>", "probability": 0.25}]],
-            }
-        ],
+        "fill": [{"text": "The [MASK] & <i>I</i>", "predictions": predictions}],
         "classification": {
             "labels": ["cat", "<dog>"],
             "train_examples": 6400,
@@ -214,8 +189,7 @@ def quickstart(tmp_path, pretrained):
         },
         "seconds": {"pretrain": 240.0, "fine-tuning": 60.0},
     }
-    write(tmp_path / "story" / "quickstart.json", story)
-    return tmp_path / "story"
+    return write(tmp_path / "story" / "quickstart.json", json.dumps(story)).parent
 
 
 @pytest.fixture
@@ -225,19 +199,12 @@ def tuned(tmp_path):
     def make(kind, examples, *, name="tuned", task=None, labels=(), seeds=None, **more):
         run, task = tmp_path / name, task or kind
         settings = {"task": task, "data_sha256": {"train": "ab12", "dev": "cd34"}}
-        write(run / "run.json", {**describe("finetune", **settings), "commit": "f00dfeed"})
-        write_log(run / "log.jsonl", [{"event": "train", "step": 1, "loss": 1.0}])
+        log = [{"event": "train", "step": 1, "loss": 1.0}]
         metrics = more.pop("metrics", {"accuracy": 0.5})
-        result = {
-            "metrics": metrics,
-            "main_metric": next(iter(metrics)),
-            "labels": list(labels),
-            "seeds": seeds or {"1": metrics},
-            **more,
-        }
-        write(run / "result.json", result)
+        result = {"metrics": metrics, "main_metric": next(iter(metrics)), "labels": list(labels)}
+        result |= {"seeds": seeds or {"1": metrics}} | more
         scores = {"task": task, "kind": kind, "metrics": list(metrics), "labels": list(labels)}
-        write(run / "dev_scores.json", {**scores, "examples": examples})
-        return run
+        write(run / "dev_scores.json", json.dumps({**scores, "examples": examples}))
+        return write_run(run, "finetune", settings, log, result, commit="f00dfeed")
 
     return make

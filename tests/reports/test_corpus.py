@@ -8,26 +8,14 @@ from bertsmith.reports.corpus import check_plot_path, write_plot
 
 def side(name, *, pieces=1.5, documents=((128, 180, 3), (724, 1023, 1))):
     rows = [(1, 1, 9990), (2, 12, 10), (13, None, 4)]  # the last too rare to be drawn
-    bars = ((4, 5, 1), (16, 22, 3))
-    return {
-        "name": name,
-        "size": 8000,
-        "pieces_per_word": pieces,
-        "word_coverage": 0.9875,
-        "by_word_length": [
-            {"from": a, "to": b, "words": n, "pieces_per_word": pieces if n else 0.0}
-            for a, b, n in rows
-        ],
-        **{
-            unit: {
-                "count": sum(bar[2] for bar in bars),
-                "over_128": 0.25,
-                "over_512": 0.125,
-                "histogram": [dict(zip(("from", "to", "count"), bar, strict=True)) for bar in bars],
-            }
-            for unit, bars in (("lines", bars), ("documents", documents))
-        },
-    }
+    lengths = [{"from": a, "to": b, "words": n, "pieces_per_word": pieces} for a, b, n in rows]
+    figures = {"name": name, "size": 8000, "pieces_per_word": pieces, "word_coverage": 0.9875}
+    figures["by_word_length"] = lengths
+    for unit, bars in (("lines", ((4, 5, 1), (16, 22, 3))), ("documents", documents)):
+        histogram = [{"from": a, "to": b, "count": n} for a, b, n in bars]
+        figures[unit] = {"count": sum(bar[2] for bar in bars), "histogram": histogram}
+        figures[unit] |= {"over_128": 0.25, "over_512": 0.125}
+    return figures
 
 
 def words_of_picture(path):
@@ -42,8 +30,8 @@ def test_two_vocabularies_side_by_side(tmp_path):
     words = words_of_picture(tmp_path / "new" / "a.svg")
     assert "mine: 8,000 pieces, 1.50 a word, 1.25% of the words unknown" in words
     [other] = [line for line in words if line.startswith("…x")]
-    assert other.endswith("/the-end &lt;&amp;&gt; $a_b$: 8,000 pieces, 1.25 a word, 1.25% of the "
-                          "words unknown")  # fmt: skip
+    figures = "8,000 pieces, 1.25 a word, 1.25% of the words unknown"
+    assert other.endswith(f"/the-end &lt;&amp;&gt; $a_b$: {figures}")
     assert words.count("25.0% over 128, 12.5% over 512") == 4
     assert {"pieces per word", "lines", "documents", "1", "2-12"} <= set(words)
     assert "13+" not in words

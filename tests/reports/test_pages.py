@@ -3,9 +3,10 @@ import re
 
 import pytest
 
-from bertsmith.cli import inspect as report
 from bertsmith.reports.pages import write_report
 from bertsmith.reports.runs import read_run
+
+from ..tiny import bertsmith, write
 
 
 def test_half_written_line_of_a_running_log_is_no_hindrance(page, pretrained):
@@ -40,10 +41,9 @@ def test_quickstart_page(page, quickstart):
     assert "<b> 25.0%" in words
     story = json.loads((quickstart / "quickstart.json").read_text())
     story["classification"]["pretrained"]["mean"] = 0.8301  # which the verdict is about
-    story["fill"].append(
-        {"text": "A [MASK].", "predictions": [[{"token": "dog", "probability": 0.5}]]}
-    )
-    (quickstart / "quickstart.json").write_text(json.dumps(story))
+    predictions = [[{"token": "dog", "probability": 0.5}]]
+    story["fill"].append({"text": "A [MASK].", "predictions": predictions})
+    write(quickstart / "quickstart.json", json.dumps(story))
     words, source = page(quickstart)
     assert "83.0% accuracy of the classifier +12.0 points" in words
     widths = re.findall(r'class="bar"><i style="width:([\d.]+)%', source)
@@ -53,19 +53,17 @@ def test_quickstart_page(page, quickstart):
 def test_quickstart_without_a_task(page, quickstart):
     story = json.loads((quickstart / "quickstart.json").read_text())
     del story["classification"], story["fill"]
-    (quickstart / "quickstart.json").write_text(json.dumps(story))
+    write(quickstart / "quickstart.json", json.dumps(story))
     words, _ = page(quickstart)
     assert "Pre-training" in words and "Does pre-training help?" not in words
 
 
 def test_page_is_small_and_always_the_same(page, pretrained):
     run = pretrained()
-    lines = [
-        {"event": "train", "step": step, "mlm_loss": 9 - (step % 97) / 20} for step in range(20_000)
-    ]
-    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, first = page(run)
-    _, second = page(run)
+    losses = (9 - (step % 97) / 20 for step in range(20_000))
+    lines = ({"event": "train", "step": k, "mlm_loss": loss} for k, loss in enumerate(losses))
+    write(run / "log.jsonl", map(json.dumps, lines))
+    (_, first), (_, second) = page(run), page(run)
     assert first == second and len(first) < 150_000
 
 
@@ -79,22 +77,18 @@ def test_missing_file_is_named(tmp_path, pretrained, missing):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_damaged_files_are_named(tmp_path, pretrained, finetuned):
-    run = pretrained()
-    (run / "result.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"first/result\.json: not a JSON object"):
-        write_report([run], tmp_path / "report.html")
-    run = finetuned(labels=("cat", "dog", "cow"))
-    with pytest.raises(ValueError, match=r"result\.json: the confusion matrix is not 3 by 3"):
-        write_report([run], tmp_path / "report.html")
-    with pytest.raises(ValueError, match="nowhere: no such run directory"):
-        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
-
-
-def test_quickstart_whose_run_is_gone(tmp_path, quickstart):
-    (quickstart / "pretrain" / "run.json").unlink()
-    with pytest.raises(ValueError, match=r"pretrain/run\.json is missing"):
-        write_report([quickstart], tmp_path / "report.html")
+def test_damaged_files_are_named(tmp_path, pretrained, finetuned, quickstart):
+    damaged, gone = pretrained(), quickstart / "pretrain" / "run.json"
+    write(damaged / "result.json", "[1]")
+    gone.unlink()
+    for run, message in (
+        (damaged, r"first/result\.json: not a JSON object"),
+        (finetuned(labels="abc"), r"result\.json: the confusion matrix is not 3 by 3"),
+        (tmp_path / "nowhere", "nowhere: no such run directory"),
+        (quickstart, r"pretrain/run\.json is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_report([run], tmp_path / "report.html")
 
 
 def test_quickstart_is_not_compared(tmp_path, quickstart, pretrained):
@@ -102,24 +96,20 @@ def test_quickstart_is_not_compared(tmp_path, quickstart, pretrained):
         write_report([pretrained(), quickstart], tmp_path / "report.html")
 
 
-def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, capsys, monkeypatch):
+def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, monkeypatch):
     run = pretrained()
-    report.run_report(report.Report(runs=[run]))
-    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert bertsmith("report", run).strip() == str(run / "report.html")
     assert (run / "report.html").exists()
     monkeypatch.chdir(tmp_path)
-    report.run_report(report.Report(runs=[run, pretrained("second")]))
+    bertsmith("report", run, pretrained("second"))
     assert (tmp_path / "report.html").exists()
-    capsys.readouterr()
-    report.run_report(report.Report(runs=[run], out=tmp_path / "rep"))
-    assert capsys.readouterr().out.strip() == str(tmp_path / "rep.html")
+    out = bertsmith("report", run, "--out", tmp_path / "rep")
+    assert out.strip() == str(tmp_path / "rep.html")
     assert (tmp_path / "rep.html").exists()
 
 
 def test_a_feature_ner_run_has_no_report(tmp_path):
-    run = tmp_path / "table7"
-    run.mkdir()
-    (run / "run.json").write_text('{"kind": "features ner"}')
+    run = write(tmp_path / "table7" / "run.json", '{"kind": "features ner"}').parent
     with pytest.raises(ValueError, match=f"^{run}: .* has no report: see {run}/table.md"):
         write_report([run], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

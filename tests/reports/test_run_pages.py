@@ -96,9 +96,8 @@ def test_finetuning_run(page, finetuned):
     assert re.search(r"seed accuracy loss 1 81\.0% 0\.5 2 82\.0% 0\.5 10 \(kept\) 90\.0%", words)
     # cat: 30 of 40 right, 50 taken for cats; <dog>: 40 of 60 right, 50 taken for dogs
     assert "cat 40 60.0% 75.0% 66.7% <dog> 60 80.0% 66.7% 72.7%" in words
-    assert (
-        "Most confident errors text true predicted confidence sure & wrong cat <dog> 99.0%" in words
-    )
+    errors = "Most confident errors text true predicted confidence sure & wrong cat <dog> 99.0%"
+    assert errors in words
     assert "<script>x</script>" in words
     kept = "those of seed 10, which was kept (accuracy 90.0%); the figures at the top are means"
     assert f"Confusion matrix The answers here and below are {kept} of 3 seeds" in words
@@ -116,12 +115,9 @@ def test_two_seeds_have_a_mean_and_nothing_more(page, finetuned):
     assert "classifier 2 120 81.5% 0.5 other" in words
 
 
-def test_a_share_of_few_cases_has_their_number(page, pretrained):
+def test_a_share_of_few_cases_has_their_number(page, pretrained, change):
     run = pretrained()
-    path = run / "result.json"
-    result = json.loads(path.read_text())
-    result["held_out"] |= {"nsp_cases": 256, "mlm_cases": 5000}
-    path.write_text(json.dumps(result))
+    change(run / "result.json", "held_out", nsp_cases=256, mlm_cases=5000)
     words, _ = page(run)
     assert "31.2% MLM accuracy of the masked tokens" in words
     assert "75.0% NSP accuracy of 256 next sentences" in words
@@ -152,16 +148,11 @@ def test_runs_that_cannot_be_compared_stand_in_full(page, pretrained, finetuned)
 
 
 def test_objectives_side_by_side(page, in_two_phases):
-    runs = [
-        in_two_phases("letters", "ltr"),
-        in_two_phases("orders", "mlm", "sop", phases=1),
-        in_two_phases("<plain>", "mlm", phases=1),
-    ]
-    words, source = page(*runs)
-    head = (
-        "run objective loss (nats) gain over unigram entropy LTR/MLM accuracy SOP accuracy tokens"
-    )
-    assert f"{head} parameters" in words  # no run has a time: the column is left out
+    orders = in_two_phases("orders", "mlm", "sop", phases=1)
+    plain = in_two_phases("<plain>", "mlm", phases=1)
+    words, source = page(in_two_phases("letters", "ltr"), orders, plain)
+    head = "run objective loss (nats) gain over unigram entropy LTR/MLM accuracy SOP accuracy"
+    assert f"{head} tokens parameters" in words  # no run has a time: the column is left out
     assert "letters ltr 5.000 1.750 25.0% – 12 k" in words
     assert "orders mlm+sop 5.000 1.500 25.0% 50.0% 12 k" in words
     assert "letters (ltr) orders (mlm+sop) <plain> (mlm)" in words
@@ -179,36 +170,27 @@ def test_runs_without_pairs_have_no_column_of_them(page, in_two_phases):
     assert "A curve breaks" not in words
 
 
-def test_a_finetuning_says_from_what_and_for_how_long(page, tuned):
+def test_a_finetuning_says_from_what_and_for_how_long(page, tuned, change):
     metrics = {"macro_f1": 0.5, "answer_f1": 0.25}
     sizes = {"train_examples": 1800, "dev_examples": 2000, "best_step": 57, "steps": 114}
     run = tuned("classify", [], metrics=metrics, seeds={"3": metrics}, best_seed=3, **sizes)
     log = {"event": "train", "step": 114, "loss": 1.0, "seconds": 75.0}
     (run / "log.jsonl").write_text(json.dumps(log) + "\n")
-    described = json.loads((run / "run.json").read_text())
-    described["settings"] |= {"model": "my/bert", "from_scratch": False}
-    (run / "run.json").write_text(json.dumps(described))
+    change(run / "run.json", "settings", model="my/bert", from_scratch=False)
     words, _ = page(run)
     assert "classify · from my/bert · Abacus" in words
     assert "50.0% macro F1 25.0% answer F1 1,800 training examples 2,000 dev examples" in words
     assert "1 min 15 s of training 57 step that was kept of 114 1.5 M parameters" in words
     assert "Seeds" not in words and "which was kept" not in words  # there is one
-    described["settings"]["from_scratch"] = True
-    (run / "run.json").write_text(json.dumps(described))
+    change(run / "run.json", "settings", from_scratch=True)
     assert "my/bert&#x27;s shape, from scratch" in page(run)[1]
 
 
-def test_settings_are_those_that_were_chosen(page, tuned):
+def test_settings_are_those_that_were_chosen(page, tuned, change):
     run = tuned("classify", [])
-    described = json.loads((run / "run.json").read_text())
-    described["settings"] |= {"task_kind": "classify", "max_question_length": 64, "doc_stride": 99}
-    described["settings"] |= {
-        "dropout": 0.1,
-        "max_grad_norm": 2.0,
-        "device": "cpu",
-        "text_pair": None,
-    }
-    (run / "run.json").write_text(json.dumps(described))
+    settings = {"task_kind": "classify", "max_question_length": 64, "doc_stride": 99}
+    settings |= {"dropout": 0.1, "max_grad_norm": 2.0, "device": "cpu", "text_pair": None}
+    change(run / "run.json", "settings", **settings)
     words, source = page(run, defaults={"finetune": {"dropout": 0.1, "max_grad_norm": 1.0}})
     shown, folded = words.split("2 settings at their defaults, or of other tasks")
     assert "setting task classify task_kind classify doc_stride 99 max_grad_norm 2" in shown

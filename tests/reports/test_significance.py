@@ -23,37 +23,42 @@ def check(metrics, names, theirs):
         assert ours == pytest.approx([theirs(rows)[name] for rows in CHOSEN]), name
 
 
+def scored(kind, truth, given, labels=None):
+    """Metrics and goodness of answers."""
+    examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
+    return dev_metrics({"kind": kind, "labels": labels, "examples": examples})
+
+
+def by_task(names, truth, given, num_outputs):
+    """The tasks' metrics of some rows."""
+    return lambda rows: compute_metrics(names, given[rows], truth[rows], num_outputs)
+
+
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_classes(num_classes):
     generator = np.random.default_rng(num_classes)
     truth, given = generator.integers(num_classes, size=(2, N))
     labels = [f"class {k}" for k in range(num_classes)]
-    examples = [
-        {"label": labels[a], "predicted": labels[b]} for a, b in zip(truth, given, strict=True)
-    ]
-    metrics, goodness = dev_metrics({"kind": "classify", "labels": labels, "examples": examples})
+    sides = ([labels[k] for k in side] for side in (truth, given))
+    metrics, goodness = scored("classify", *sides, labels)
     names = ["accuracy", "macro_f1", "matthews", *(["f1"] if num_classes == 2 else [])]
-    check(
-        metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], num_classes)
-    )
+    check(metrics, names, by_task(names, truth, given, num_classes))
     assert ("f1" in metrics) == (num_classes == 2)
     assert len(set(goodness[truth == given])) == 1
     assert goodness[truth == given].min() > goodness[truth != given].max()
 
 
 def test_a_constant_answer_has_no_correlation_with_the_truth():
-    examples = [{"label": str(k % 2), "predicted": "1"} for k in range(N)]
-    metrics, _ = dev_metrics({"kind": "classify", "labels": ["0", "1"], "examples": examples})
+    metrics, _ = scored("classify", [str(k % 2) for k in range(N)], ["1"] * N, ["0", "1"])
     assert (metrics["matthews"](WEIGHTS) == 0).all()
-    examples = [{"label": k / 3, "predicted": 0.1} for k in range(N)]
-    metrics, _ = dev_metrics({"kind": "regress", "examples": examples})
+    metrics, _ = scored("regress", [k / 3 for k in range(N)], [0.1] * N)
     assert (metrics["pearson"](WEIGHTS) == 0).all()
     assert (metrics["spearman"](WEIGHTS) == 0).all()
 
 
 def test_options_need_no_names():
-    examples = [{"label": str(k % 4), "predicted": str(k % 3)} for k in range(N)]
-    metrics, _ = dev_metrics({"kind": "choice", "labels": [], "examples": examples})
+    sides = ([str(k % options) for k in range(N)] for options in (4, 3))
+    metrics, _ = scored("choice", *sides, [])
     right = np.array([k % 4 == k % 3 for k in range(N)])
     assert metrics["accuracy"](WEIGHTS) == pytest.approx(right[CHOSEN].mean(axis=1))
 
@@ -62,15 +67,10 @@ def test_label_sets():
     generator = np.random.default_rng(2)
     truth, given = generator.random((2, N, 3)) < 0.4
     labels = np.array(["a", "b", "c"])
-    examples = [
-        {"label": labels[a].tolist(), "predicted": labels[b].tolist()}
-        for a, b in zip(truth, given, strict=True)
-    ]
-    metrics, goodness = dev_metrics(
-        {"kind": "multilabel", "labels": labels.tolist(), "examples": examples}
-    )
+    sides = ([labels[row].tolist() for row in side] for side in (truth, given))
+    metrics, goodness = scored("multilabel", *sides, labels.tolist())
     names = ["micro_f1", "macro_f1", "accuracy"]
-    check(metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], 3))
+    check(metrics, names, by_task(names, truth, given, 3))
     assert goodness.tolist() == (truth == given).sum(axis=1).tolist()
 
 
@@ -80,10 +80,9 @@ def test_numbers(scale):
     truth = generator.integers(6, size=N) / 2 + 1e4  # with ties, and far from 0
     given = (truth + generator.normal(size=N)).round(1)
     truth, given = truth * scale, given * scale
-    examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
-    metrics, _ = dev_metrics({"kind": "regress", "examples": examples})
+    metrics, _ = scored("regress", truth, given)
     names = ["pearson", "spearman", "mse"]
-    check(metrics, names, lambda rows: compute_metrics(names, given[rows], truth[rows], 1))
+    check(metrics, names, by_task(names, truth, given, 1))
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,7 @@ def test_sentences(tags, scheme):
         [tag if generator.random() < 0.7 else str(generator.choice(tags)) for tag in sentence]
         for sentence in truth
     ]
-    examples = [{"label": a, "predicted": b} for a, b in zip(truth, given, strict=True)]
-    metrics, _ = dev_metrics({"kind": "tag", "labels": tags, "examples": examples})
+    metrics, _ = scored("tag", truth, given, tags)
 
     def theirs(rows):
         flat = [[tag for row in rows for tag in side[row]] for side in (truth, given)]
@@ -171,6 +169,9 @@ def examples(right, count=100):
     ]
 
 
+OTHER = {"text": "z", "label": "a", "predicted": "a"}
+
+
 def test_two_runs(tuned):
     first = tuned("classify", examples(range(60)), name="x", labels=["a", "b"])
     second = tuned("classify", examples(range(10, 80)), name="y", labels=["a", "b"])
@@ -194,18 +195,15 @@ def test_a_run_against_itself(tuned):
     assert found["metrics"]["accuracy"]["p"] == 1
 
 
+def seeded(tuned, name, accuracies):
+    seeds = {str(k): {"accuracy": value} for k, value in enumerate(accuracies)}
+    return tuned("classify", examples(range(50)), name=name, seeds=seeds)
+
+
 def test_means_over_seeds(tuned):
     sides = [(0.71, 0.74, 0.69), (0.80, 0.78, 0.79, 0.85)]
-    runs = [
-        tuned(
-            "classify",
-            examples(range(50)),
-            name=f"run{number}",
-            seeds={str(k): {"accuracy": value} for k, value in enumerate(side)},
-        )
-        for number, side in enumerate(sides)
-    ]
-    found = compare(runs, 100)["seeds"]["accuracy"]
+    found = compare([seeded(tuned, str(k), side) for k, side in enumerate(sides)], 100)
+    found = found["seeds"]["accuracy"]
     theirs = stats.ttest_ind(sides[1], sides[0], equal_var=False).confidence_interval(0.95)
     assert found["interval"] == pytest.approx([theirs.low, theirs.high])
     assert found["difference"] == pytest.approx(0.805 - 2.14 / 3)
@@ -213,15 +211,8 @@ def test_means_over_seeds(tuned):
 
 @pytest.mark.parametrize(("count", "is_told"), [(1, False), (2, True)])
 def test_few_seeds_have_no_interval(tuned, count, is_told):
-    runs = [
-        tuned(
-            "classify",
-            examples(range(50)),
-            name=name,
-            seeds={str(k): {"accuracy": 0.5 + k / 10} for k in range(number)},
-        )
-        for name, number in (("many", 5), ("few", count))
-    ]
+    accuracies = [0.5, 0.6, 0.7, 0.8, 0.9]
+    runs = [seeded(tuned, "many", accuracies), seeded(tuned, "few", accuracies[:count])]
     found = compare(runs, 100)["seeds"]
     assert bool(found) == is_told
     if is_told:
@@ -233,10 +224,8 @@ def test_less_error_is_said_to_be_better(tuned):
     numbers = [{"text": "x", "label": k / 5, "predicted": k / 4} for k in range(20)]
     closer = [{**item, "predicted": item["label"] + 0.01} for item in numbers]
     metrics = {"mse": 0.5, "pearson": 0.9}
-    runs = [
-        tuned("regress", part, name=f"run{k}", metrics=metrics, main_metric="pearson")
-        for k, part in enumerate((numbers, closer))
-    ]
+    more, sides = {"metrics": metrics, "main_metric": "pearson"}, {"x": numbers, "y": closer}
+    runs = [tuned("regress", part, name=name, **more) for name, part in sides.items()]
     found = compare(runs, 100)
     assert found["metrics"]["mse"]["less_is_better"] and found["metrics"]["mse"]["difference"] < 0
     assert list(found["metrics"]) == ["pearson", "mse"]  # the main one first
@@ -249,10 +238,7 @@ def test_less_error_is_said_to_be_better(tuned):
         ({"task": "sst2"}, "different tasks, classify and sst2"),
         ({"labels": ["b", "a"]}, "different classes, or in another order"),
         ({"examples": examples([1], 99)}, "different dev sets, of 100 and 99 examples"),
-        (
-            {"examples": [*examples([1], 99), {"text": "z", "label": "a", "predicted": "a"}]},
-            "different dev sets, first at example 100",
-        ),
+        ({"examples": [*examples([1], 99), OTHER]}, "different dev sets, first at example 100"),
         ({"metrics": {"loss": 1}}, "none of its metrics is known here"),
         ({"examples": []}, "y/dev_scores.json is missing or empty"),
     ],

@@ -39,9 +39,8 @@ def test_plain_tags_are_types(tuned, page):
 
 def question(predicted, answers, **more):
     context = "x" * 200 + "In 1066 <William> won." + "y" * 200
-    return {"question": "When?", "context": context, "answers": answers, "predicted": predicted} | (
-        {"probability": 0.9, **more}
-    )
+    asked = {"question": "When?", "context": context, "answers": answers, "probability": 0.9}
+    return asked | {"predicted": predicted} | more
 
 
 def test_answers(tuned, page):

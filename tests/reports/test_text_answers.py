@@ -73,17 +73,14 @@ def test_label_sets(tuned, page):
     words, _ = page(tuned("multilabel", found, labels=["a", "b"]))
     assert "a 2 100.0% 100.0% 100.0% b 1 0.0% 0.0% 0.0%" in words
     assert "misses b a, b a 80.0% gives b – b 70.0% Least confident" in words
-    assert (
-        "Least confident text true predicted confidence right a a 80.0% empty – – 100.0%" in words
-    )
+    least = "Least confident text true predicted confidence right a a 80.0% empty – – 100.0%"
+    assert least in words
     assert "On average 39.4% was claimed and 37.5% came true" in words  # 3 of 8 decisions are yes
 
 
 def test_scores(tuned, page):
-    found = [
-        {"text": f"x{k}", "label": float(k), "predicted": k + error}
-        for k, error in enumerate((0.5, -0.5, 1.5))
-    ]
+    sides = enumerate((0.5, -0.5, 1.5))
+    found = [{"text": f"x{k}", "label": float(k), "predicted": k + error} for k, error in sides]
     words, source = page(tuned("regress", found, metrics={"pearson": 0.9}))
     assert "+0.5 on average, with a std of 1." in words
     assert "text true predicted error x2 2 3.5 +1.5 x0 0 0.5 +0.5 x1 1 0.5 -0.5" in words
@@ -106,16 +103,15 @@ def test_class_figures_are_those_of_scikit_learn():
         assert ours == pytest.approx([theirs[figure][k] for figure in range(3)])
 
 
+NO_PROBABILITY = {"label": ["O"], "predicted": ["O"], "words": ["O"], "probabilities": []}
+
+
 @pytest.mark.parametrize(
     ("kind", "example", "message"),
     [
         ("clasify", {}, "unknown kind of task 'clasify': known: classify,"),
         ("classify", {"label": "a"}, "example 1 has no 'predicted'"),
-        (
-            "tag",
-            {**dict.fromkeys(("label", "predicted", "words"), ["O"]), "probabilities": []},
-            "example 1 has not one tag or probability a word",
-        ),
+        ("tag", NO_PROBABILITY, "example 1 has not one tag or probability a word"),
         ("multilabel", answer([], [], 0.5), "example 1 has not one probability a label"),
     ],
 )
