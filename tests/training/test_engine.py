@@ -7,6 +7,7 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.training import engine as engine_module
 from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 
+FLOAT8 = {"device": "cpu", "precision": "float8"}
 CUDA_IS_HERE = pytest.mark.skipif(
     torch.cuda.is_available(), reason="this machine has a CUDA device"
 )
@@ -18,7 +19,7 @@ CUDA_IS_HERE = pytest.mark.skipif(
         ({"threads": 5000}, "threads=5000: this machine has"),
         ({"precision": "half"}, "precision='half': known are auto, auto-int8, float32"),
         ({"device": "abacus"}, "device='abacus'"),
-        ({"device": "cpu", "precision": "float8"}, "precision='float8': cpu has no float8 .*bf16$"),
+        (FLOAT8, "precision='float8': cpu has no float8 products.*; use bf16$"),
         pytest.param(
             {"device": "cuda"}, "sees no CUDA device; use device='cpu'", marks=CUDA_IS_HERE
         ),
