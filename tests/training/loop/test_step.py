@@ -23,8 +23,12 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def guard_on_a_cpu(monkeypatch):
     """Runs on a CPU have the guard as well."""
-    fits = classmethod(lambda cls, device, optimizer: cls(device))
-    monkeypatch.setattr(NonFiniteGuard, "where_it_fits", fits)
+    real = NonFiniteGuard.where_it_fits
+
+    def fits(cls, device, optimizer):
+        return cls(device) if device.type == "cpu" else real(device, optimizer)
+
+    monkeypatch.setattr(NonFiniteGuard, "where_it_fits", classmethod(fits))
 
 
 def moved(model, optimizer, guard, state, scale=1.0):
@@ -79,8 +83,9 @@ def test_a_run_under_the_guard_is_the_run_without(train, whole_run, guard_on_a_c
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
-    train, tmp_path, monkeypatch, guard_on_a_cpu
+    train, tmp_path, monkeypatch, guard_on_a_cpu, device
 ):
     record = NonFiniteGuard.record
 
@@ -89,7 +94,7 @@ def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
 
     monkeypatch.setattr(NonFiniteGuard, "record", poisoned)
     with pytest.raises(FloatingPointError, match="step 9: loss nan"):
-        train()
+        train(device=device)
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
 
 

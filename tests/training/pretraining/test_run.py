@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertsmith.base.files import read_json, write_json
-from bertsmith.checkpoints.config_json import config_entries, read_config
+from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
 from bertsmith.corpus.build.build import build_store
@@ -111,14 +111,11 @@ def test_budgets_in_tokens_and_minutes_end(train):
     assert 1.2 <= train("b", steps=None, minutes=0.02).seconds < 10
 
 
-def test_continued_training_keeps_the_shape_of_its_model(train, tmp_path, whole_run):
-    train(size="tiny", steps=4, model=whole_run)
-    assert read_json(tmp_path / "run" / "config.json")["hidden_size"] == 64
-
-
 def test_continued_training_starts_from_its_model_and_resumes(train, tmp_path, whole_run):
     start = weights(whole_run)
-    train("still", steps=1, learning_rate=1e-12, model=whole_run)
+    # the model's shape, not the recipe's
+    train("still", steps=1, learning_rate=1e-12, size="tiny", model=whole_run)
+    assert read_json(tmp_path / "still" / "config.json")["hidden_size"] == 64
     same = weights(tmp_path / "still")
     for name, tensor in start.items():
         torch.testing.assert_close(same[name], tensor, msg=name)
@@ -170,22 +167,23 @@ def test_a_model_of_another_tokenizer_is_refused(
         train(corpus=tmp_path / "other", model=whole_run)
 
 
-def test_a_model_with_fewer_rows_than_pieces_is_refused(train, store_folder, tmp_path):
-    tokenizer = Tokenizer.from_pretrained(store_folder)
-    config = config_for("1x64", len(tokenizer.vocabulary) - 1)
-    (short := tmp_path / "short").mkdir()
-    tokenizer.save(short)
-    write_json(short / "config.json", config_entries(config))
-    with pytest.raises(ValueError, match="a tokenizer of 70 pieces for a model of 69"):
-        train(model=short)
-
-
-def test_a_model_of_one_segment_reads_no_pairs(train, store_folder, tmp_path):
-    tokenizer = Tokenizer.from_pretrained(store_folder)
-    config = config_for("1x64", len(tokenizer.vocabulary), max_positions=64, type_vocab_size=1)
-    save_model(PreTrainingModel(config), tokenizer, tmp_path / "model")
-    with pytest.raises(ValueError, match=r"type_vocab_size of 1 .* needs two: use --objective mlm"):
-        train(model=tmp_path / "model")
+@pytest.mark.parametrize(
+    ("shape", "entries", "says"),
+    [
+        ({}, {"vocab_size": 69}, "a tokenizer of 70 pieces for a model of 69"),
+        ({"type_vocab_size": 1}, {}, r"type_vocab_size of 1 .* needs two: use --objective mlm"),
+    ],
+    ids=["rows", "segments"],
+)
+def test_a_model_of_too_few_rows_or_segments_is_refused(
+    train, store_folder, tmp_path, shape, entries, says
+):
+    tokenizer, model = Tokenizer.from_pretrained(store_folder), tmp_path / "model"
+    config = config_for("1x64", len(tokenizer.vocabulary), max_positions=64, **shape)
+    save_model(PreTrainingModel(config), tokenizer, model)
+    write_json(model / "config.json", read_json(model / "config.json") | entries)
+    with pytest.raises(ValueError, match=says):
+        train(model=model)
 
 
 def test_what_the_model_to_start_from_has_fixed_is_refused(
