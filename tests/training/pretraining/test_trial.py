@@ -5,14 +5,11 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.corpus.examples.pairs import PretrainingBatch
 from bertsmith.model.config import config_for
-from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
@@ -20,7 +17,6 @@ from bertsmith.training.loop.task import StepBatch
 from bertsmith.training.memory import StepShape, step_memory
 from bertsmith.training.pretraining import trial
 from bertsmith.training.pretraining.estimate import Speed
-from bertsmith.training.pretraining.objectives import micro_arrays, pretraining_sums
 from bertsmith.training.pretraining.trial import (
     compile_tasks,
     compiled_losses,
@@ -32,7 +28,7 @@ from bertsmith.training.pretraining.trial import (
 from bertsmith.training.ranks import Ranks
 
 from ...tiny import bertsmith, cli, refused
-from ..runs import CPU, NO_DROPOUT, before_steps, random_model, weights
+from ..runs import CPU, before_steps, weights
 
 CUDA = Engine(torch.device("cuda"), "bf16", 1)
 BY_TIME = {"steps": None, "minutes": 10}
@@ -361,51 +357,6 @@ def test_a_real_gpu_runs_out():
     assert find_micro_batch(64, fits_cuda(step, CUDA.device)).rows == 8
 
 
-PIECES, S, P = 60, 12, 4
-
-
-def batch(objective="mlm+nsp"):
-    """Three rows with 4, 2 and 0 predictions; or with the next token of each as one."""
-    random = np.random.default_rng(1)
-    made = PretrainingBatch.empty(3, S, S - 1 if objective == "ltr" else P, pad_id=0)
-    made.input_ids[:] = random.integers(5, PIECES, (3, S))
-    made.lengths[:] = [S, 9, 3]
-    if objective == "ltr":
-        made.masked_positions[:] = np.arange(S - 1)
-        made.masked_labels[:] = made.input_ids[:, 1:]
-        made.masked_weights[:] = np.arange(1, S) < made.lengths[:, None]
-        return made
-    for row, count in enumerate((4, 2, 0)):
-        made.masked_positions[row, :count] = np.arange(1, count + 1)
-        made.masked_labels[row, :count] = random.integers(5, PIECES, count)
-        made.masked_weights[row, :count] = 1.0
-    return made
-
-
-def without(kernels, monkeypatch):
-    for name in kernels:
-        monkeypatch.setattr(f"bertsmith.model.kernels.{name}.has_kernels", lambda x: False)
-
-
-@pytest.mark.parametrize("objective", ["mlm+nsp", "mlm", "ltr"])
-def test_static_shapes_give_the_same_sums_and_gradients(objective, monkeypatch):
-    without(["masked_lm_loss"], monkeypatch)
-    results = []
-    for static in (False, True):
-        net = random_model(PIECES, **NO_DROPOUT)
-        micro = micro_arrays(batch(objective), objective, 0, 3, static)
-        sums = pretraining_sums(net, micro, CPU)
-        sums["mlm_loss"].backward()
-        results.append((sums, net.encoder.layers[0].qkv.weight.grad))
-    slots = 3 * (S if objective == "ltr" else P)
-    assert len(micro["labels"]) == slots and (micro["labels"] == UNUSED).any()
-    assert "masked" not in micro
-    for name, value in results[0][0].items():
-        both = [torch.as_tensor(found).item() for found in (value, results[1][0][name])]
-        assert both[0] == pytest.approx(both[1], rel=1e-5), name
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)
-
-
 def test_on_a_cpu_nothing_is_compiled_nor_said_and_on_is_refused(capsys):
     task = SimpleNamespace(engine=CPU)
     assert compile_tasks("auto", [task], 1e12) == compile_tasks("off", [task], 1e12) == "off"
@@ -497,24 +448,3 @@ def test_several_ranks_have_no_graph_and_shards_are_not_compiled(compiling, caps
     assert capsys.readouterr().err == "compile: off (not with shard = true)\n"
     with pytest.raises(ValueError, match="compile = on: not with shard = true"):
         compile_tasks("on", [task], 1e12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_whole_step_can_be_compiled_for_static_shapes(dropout, monkeypatch):
-    """As on a GPU, but for the kernels: the CPU's own cannot be traced, PyTorch's can."""
-    without(["masked_lm_loss", "attention", "elementwise"], monkeypatch)
-    torch._dynamo.reset()
-    micro = micro_arrays(batch(), "mlm+nsp", 0, 3, static=True)
-    micro["words"] = batch().words(UNUSED)
-    net = random_model(PIECES, dropout=dropout, attention_dropout=dropout)
-    compiled = torch.compile(net.losses, dynamic=False, fullgraph=True)
-    losses = []
-    for function in (net.losses, compiled):
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            sums = pretraining_sums(net, micro, CPU, function)
-        (sums["mlm_loss"] + sums["nsp_loss"] + sums["bow_loss"]).backward()
-        losses.append((sums["mlm_loss"] + sums["bow_loss"]).item())
-    # bf16; with dropout two draws are compared: the loss of an untrained model hardly moves
-    assert losses[0] == pytest.approx(losses[1], rel=0.02 if dropout == 0 else 0.2)
-    assert all(p.grad is None or p.grad.isfinite().all() for p in net.parameters())
