@@ -5,6 +5,7 @@ thread; both start from the same weights and see the same batches in the same or
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -118,17 +119,29 @@ def test_activations_made_anew_give_the_same_gradient(store_folder, precision):
     assert (anew - kept).norm() < 1e-6 * kept.norm()  # the same roundings, twice
 
 
+@pytest.fixture(scope="module")
+def plain_curves(store_folder, tmp_path_factory):
+    """Of a recipe, from two starts."""
+
+    @cache
+    def curves(name):
+        folder = tmp_path_factory.mktemp("plain")
+        with without_kernels():
+            starts = [started(store_folder, recipe_of(name), CPU, seed) for seed in (1, 2)]
+            return [losses(task, folder) for task in starts]
+
+    return curves
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["paper", "fast"])
-def test_200_steps_follow_the_plain_curve(store_folder, tmp_path, name, precision):
+def test_200_steps_follow_the_plain_curve(store_folder, tmp_path, plain_curves, name, precision):
     recipe, engine = recipe_of(name), engine_of(precision, 2)
     task = started(store_folder, recipe, engine)
     found = losses(task, tmp_path)
     layers = [isinstance(module, Int8Linear) for module in task.model.modules()]
     assert any(layers) == (precision == "int8")
-    with without_kernels():
-        expected = losses(started(store_folder, recipe, CPU), tmp_path)
-        other = losses(started(store_folder, recipe, CPU, seed=2), tmp_path)
+    expected, other = plain_curves(name)
     noise = (other - expected).abs().mean()  # of another start
     assert len(found) == STEPS // WINDOW
     assert expected[-1] < 0.7 * expected[0]  # it learns
