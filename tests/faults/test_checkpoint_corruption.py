@@ -12,7 +12,7 @@ from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
-from ..training.test_pretrain import assert_same_run
+from ..training.runs import assert_same_run
 
 FILES = (
     "config.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json",

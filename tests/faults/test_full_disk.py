@@ -12,7 +12,7 @@ from bertsmith.corpus.build import build
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 from ..tiny import contents, write
-from ..training.test_pretrain import assert_same_run
+from ..training.runs import assert_same_run
 
 FLAGS = (
     "--size=2x64", "--max-length=32", "--batch-size=4", "--steps=24", "--threads=1",

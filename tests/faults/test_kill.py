@@ -15,7 +15,7 @@ from bertsmith.base.files import TEMPORARY_PREFIX, read_json
 from bertsmith.checkpoints.run_folder import RunFolder, step_number
 from bertsmith.training.loop.log import read_log
 
-from ..training.test_pretrain import assert_same_run
+from ..training.runs import assert_same_run
 
 SETTINGS = {
     "size": "1x64", "max_length": 32, "batch_size": 4, "steps": 24, "learning_rate": 3e-3,

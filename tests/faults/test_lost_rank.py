@@ -18,7 +18,7 @@ from bertsmith.base.files import read_json
 from bertsmith.checkpoints.run_folder import RunFolder, step_number
 from bertsmith.training.loop.log import read_log
 
-from ..training.test_pretrain import assert_same_run
+from ..training.runs import assert_same_run
 
 pytestmark = pytest.mark.faults
 SETTINGS = {
@@ -26,7 +26,7 @@ SETTINGS = {
     "dropout": 0.1, "precision": "float32", "device": "cpu", "threads": 1, "checkpoint_every": 3,
     "log_every": 1, "num_evals": 3, "eval_rows": 8, "dist_timeout": 30.0, "loggers": (),
 }  # fmt: skip
-RANK = Path(__file__).parents[1] / "training" / "two_ranks.py"
+RANK = Path(__file__).parents[1] / "training" / "pretraining" / "two_ranks.py"
 ONE_MACHINE = ("--standalone", "--nproc-per-node=2")
 
 

@@ -1,19 +1,30 @@
-"""A small store of made-up English that a small model can learn, built once for all tests here."""
+"""A small store of made-up English that a small model can learn, and runs on it."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bertsmith.training.pretraining import run as pretrain_module
+from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
 from ..tiny import animal_sentences, write_store
+from .runs import RECIPE
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Tests run side by side: more threads than cores would slow each other down."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_peak(monkeypatch):
+    """Half a second at the start of every run, of which no weight hears."""
+    monkeypatch.setattr(pretrain_module, "measure_peak", lambda engine: 0.0)
 
 
 @pytest.fixture(scope="session")
@@ -25,23 +36,33 @@ def store_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe() -> dict:
     """Settings of a run of a second or two; dropout is on, since it must resume exactly too."""
-    return {
-        "size": "2x64",
-        "max_length": 48,
-        "batch_size": 16,
-        "steps": 24,
-        "learning_rate": 3e-3,
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "precision": "float32",
-        "threads": 1,
-        "checkpoint_every": 8,
-        "log_every": 4,
-        "num_evals": 2,
-        "eval_rows": 16,
-    }
+    return dict(RECIPE)
 
 
 @pytest.fixture
 def settings(recipe: dict) -> PretrainSettings:
     return PretrainSettings(**recipe)
+
+
+@pytest.fixture
+def train(store_folder, tmp_path, settings):
+    """Pre-train in a folder of the test: `settings` or others, with changes; the result."""
+
+    def run(
+        name="run", base=settings, *, corpus=store_folder, model=None, resume=False,
+        time_limit=math.inf, **changes,
+    ):  # fmt: skip
+        if not resume:  # of a resume only keywords change something
+            base, changes = replace(base, **changes), {}
+        given = {"model": model, "resume": resume, "time_limit": time_limit}
+        return pretrain(corpus, tmp_path / name, base, **given, **changes)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def whole_run(store_folder, tmp_path_factory) -> Path:
+    """The run of `settings`; not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    pretrain(store_folder, out, PretrainSettings(**RECIPE))
+    return out

@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 
-from bertsmith.cli import main as command_line
 from bertsmith.model import variants
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import doctor
 from bertsmith.training.engine import Engine, MatmulTimes
+
+from ..tiny import bertsmith, cli
 
 ATTENTION = variants.attention
 CPU = torch.device("cpu")
@@ -52,13 +53,12 @@ def test_this_machine_passes_and_a_path_it_lacks_is_left_out():
 
 
 @pytest.mark.parametrize("broken", [lambda right: right * 1.01, lambda right: right * torch.nan])
-def test_wrong_attention_fails(attention, broken, capsys):
+def test_wrong_attention_fails(attention, broken):
     attention(broken)
-    assert command_line.main(["doctor", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    ran, shown = cli("doctor", "--json"), cli("doctor")
+    found = json.loads(ran.out)
     assert not found["passed"] and not found["checks"][0]["passed"]
-    assert command_line.main(["doctor"]) == 1
-    assert "FAILED" in capsys.readouterr().out
+    assert ran.code == shown.code == 1 and "FAILED" in shown.out
 
 
 def test_another_fault_of_attention_is_not_swallowed(attention):
@@ -70,24 +70,21 @@ def test_another_fault_of_attention_is_not_swallowed(attention):
         list(doctor.check_attention(Engine(CPU, "float32", 1)))
 
 
-def test_crowded_threads_are_warned_of(monkeypatch, capsys):
+def test_crowded_threads_are_warned_of(monkeypatch):
     monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert command_line.main(["doctor"]) == 0
-    shown = capsys.readouterr().out
+    shown = bertsmith("doctor")
     assert "warning: 3 threads on 2 cores" in shown and "set OMP_NUM_THREADS=2" in shown
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_int8_and_bf16_are_timed_where_both_are(has, monkeypatch, capsys):
+def test_int8_and_bf16_are_timed_where_both_are(has, monkeypatch):
     monkeypatch.setattr(doctor, "has_int8", lambda device: has)
     monkeypatch.setattr(doctor, "check_attention", lambda engine: iter(()))
-    assert command_line.main(["doctor"]) == 0
-    shown = capsys.readouterr().out
+    shown = bertsmith("doctor")
     line = "  bf16 41.6 ms, int8 32.5 ms: --precision auto-int8 takes int8 at this size\n"
     assert (f"matmuls of a layer of base, 188 tokens a core:\n{line}" in shown) == has
-    assert command_line.main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["products"]
+    found = json.loads(bertsmith("doctor", "--json"))["products"]
     assert (found and found["taken"]) == ("int8" if has else None)
 
 

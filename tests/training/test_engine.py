@@ -7,20 +7,37 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.training import engine as engine_module
 from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 
-
-def test_choices_that_the_machine_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="threads=5000: this machine has"):
-        choose_engine(threads=5000)
-    with pytest.raises(ValueError, match="precision='half': known are auto, auto-int8, float32"):
-        choose_engine(precision="half")
-    with pytest.raises(ValueError, match="device='abacus'"):
-        choose_engine(device="abacus")
+FLOAT8 = {"device": "cpu", "precision": "float8"}
+CUDA_IS_HERE = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="this machine has a CUDA device"
+)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_cuda_without_a_device():
-    with pytest.raises(ValueError, match="sees no CUDA device; use device='cpu'"):
-        choose_engine(device="cuda")
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ({"threads": 5000}, "threads=5000: this machine has"),
+        ({"precision": "half"}, "precision='half': known are auto, auto-int8, float32"),
+        ({"device": "abacus"}, "device='abacus'"),
+        (FLOAT8, "precision='float8': cpu has no float8 products.*; use bf16$"),
+        pytest.param(
+            {"device": "cuda"}, "sees no CUDA device; use device='cpu'", marks=CUDA_IS_HERE
+        ),
+    ],
+    ids=str,
+)
+def test_choices_that_the_machine_does_not_have_are_refused(choice, says):
+    with pytest.raises(ValueError, match=says) as error:
+        choose_engine(**choice)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float8"])
+def test_a_gpu_without_the_products_is_refused(monkeypatch, precision):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ValueError, match=f"precision='{precision}': cuda has no {precision} prod"):
+        choose_engine("cuda", precision)
 
 
 def test_never_more_threads_than_cores():
@@ -36,18 +53,20 @@ def test_huge_pages_are_asked_for_unless_the_user_has_said_otherwise(monkeypatch
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
-def test_int8_where_a_processor_has_it(monkeypatch):
-    for has_vnni, has_bf16 in ((True, True), (False, True), (False, False)):
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has_vnni: has)
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has_bf16: has)
-        best = "bf16" if has_bf16 else "float32"
-        assert choose_engine("cpu", "auto").precision == best
-        # until the products of the run's own layers are measured: test_product_times.py
-        assert choose_engine("cpu", "auto-int8").precision == best
-    with pytest.raises(
-        ValueError, match="precision='int8': cpu has no AVX-512 VNNI .*; use bf16 or float32$"
-    ):
-        choose_engine("cpu", "int8")
+@pytest.mark.parametrize(
+    ("has_vnni", "has_bf16", "best"),
+    [(True, True, "bf16"), (False, True, "bf16"), (False, False, "float32")],
+)
+def test_int8_where_a_processor_has_it(monkeypatch, has_vnni, has_bf16, best):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    assert choose_engine("cpu", "auto").precision == best
+    # until the products of the run's own layers are measured: pretraining/test_matmul_times.py
+    assert choose_engine("cpu", "auto-int8").precision == best
+    if best == "float32":
+        says = "precision='int8': cpu has no AVX-512 VNNI .*; use bf16 or float32$"
+        with pytest.raises(ValueError, match=says):
+            choose_engine("cpu", "int8")
 
 
 def test_precision_is_that_of_the_products():
@@ -66,20 +85,19 @@ def test_peak_and_record():
     assert machine(engine, 2.5e11)["peak_tflops"] == 0.25
 
 
+ARM = "ARMv7 Processor rev 4: (v7l)"
+NAMED = "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: Some Name\n\nprocessor\t: 1\n"
+
+
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (
-            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: Some Name\n\nprocessor\t: 1\n",
-            "Some Name (family 26, model 2)",
-        ),
-        (
-            "processor\t: 0\nmodel name\t: ARMv7 Processor rev 4: (v7l)\n",
-            "ARMv7 Processor rev 4: (v7l)",
-        ),
+        (NAMED, "Some Name (family 26, model 2)"),
+        (f"processor\t: 0\nmodel name\t: {ARM}\n", ARM),
         ("processor\t: 0\n", "a machine"),
         (None, "a machine"),
     ],
+    ids=["x86", "arm", "nameless", "no file"],
 )
 def test_the_name_of_the_processor(told, expected, tmp_path, monkeypatch):
     if told is not None:

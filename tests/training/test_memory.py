@@ -1,18 +1,23 @@
-"""The estimate of memory against what autograd really keeps, and against a process' peak."""
+"""The estimate of memory against what autograd really keeps, and against a process' peak.
+
+`python test_memory.py SIZE SHAPE` prints the bytes that steps took.
+"""
 
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from bertsmith.base.processes import keep_freed_memory
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
+from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.masked_lm_loss import CUDA_BLOCK
-from bertsmith.training.engine import Engine
+from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.loop.update import make_update
 from bertsmith.training.memory import (
     StepShape,
     available_memory,
@@ -20,9 +25,11 @@ from bertsmith.training.memory import (
     parameters,
     step_memory,
 )
+from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import Replicas
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
+BASE = config_for("base", 30522)
 
 
 def kept_bytes(config, shape):
@@ -45,10 +52,9 @@ def kept_bytes(config, shape):
     rows, masked = shape.micro_batch_size, shape.micro_batch_size * shape.predictions
     ids = torch.randint(config.vocab_size, (rows, shape.length))
     positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
+    targets = Targets(positions, None, torch.zeros(masked, dtype=torch.int64))
     with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t), engine.autocast():
-        model.losses(
-            ids, ids % 2, None, Targets(positions, None, torch.zeros(masked, dtype=torch.int64))
-        )
+        model.losses(ids, ids % 2, None, targets)
     return sum(size for size, _ in kept.values())
 
 
@@ -59,50 +65,46 @@ def kept_bytes(config, shape):
 def test_activations_are_what_autograd_keeps(precision, changes):
     config = config_for("3x128", 64, **changes)  # so few pieces that the head's table is nothing
     shape = StepShape(8, 8, length=64, predictions=10, precision=precision)
+    kept = kept_bytes(config, shape)
     # small vectors (norms' statistics, biases, the pooler) are left out of the estimate
-    assert step_memory(config, shape).activations == pytest.approx(
-        kept_bytes(config, shape), rel=0.05
-    )
+    assert step_memory(config, shape).activations == pytest.approx(kept, rel=0.05)
 
 
 def test_parameters_of_the_paper():
-    config = config_for("base", 30522)
-    assert parameters(config) == sum(p.numel() for p in PreTrainingModel(config).parameters())
-    assert parameters(config) // 10**6 == 110  # paper, section 3
+    assert parameters(BASE) == sum(p.numel() for p in PreTrainingModel(BASE).parameters())
+    assert parameters(BASE) // 10**6 == 110  # paper, section 3
 
 
 def test_what_each_setting_costs():
-    config = config_for("base", 30522)
     shape = StepShape(batch_size=64, micro_batch_size=32, length=128, predictions=20, workers=2)
-    plain = step_memory(config, shape)
-    assert plain.weights == 4 * parameters(config)
+
+    def memory(start=shape, **changes):
+        return step_memory(BASE, replace(start, **changes))
+
+    plain = memory()
+    assert plain.weights == 4 * parameters(BASE)
     assert plain.gradients == 2 * plain.weights == plain.optimizer
     layer = 768 * 12 * 768  # numbers in a layer's matrices
-    muon = step_memory(config, replace(shape, optimizer="muon"))
-    assert plain.optimizer - muon.optimizer == 4 * 12 * layer
-    half = step_memory(config, replace(shape, precision="bf16"))
+    assert plain.optimizer - memory(optimizer="muon").optimizer == 4 * 12 * layer
+    half = memory(precision="bf16")
     assert 0.5 < half.activations / plain.activations < 0.55  # but for the embeddings' sum
     copied = 12 * layer + 30522 * 768
     assert half.weights - plain.weights == 2 * copied  # copies in bf16, one for all workers
     assert plain.gradients - half.gradients == 2 * 2 * copied
     few = StepShape(2, 1, length=8, predictions=1, precision="bf16", workers=2)
-    moved = step_memory(config, replace(few, optimizer="lamb"))  # the gradients' sum, LAMB's step
-    assert moved.peak > 1.3 * step_memory(config, few).peak
-    assert step_memory(config, replace(shape, precision="float8")) == half
-    quick = replace(shape, precision="int8")  # keeps a byte a weight and worker
-    assert step_memory(config, quick).activations - half.activations == 2 * 12 * layer
-    quick, lean = (replace(s, activation_checkpointing=True) for s in (quick, shape))
-    lean = step_memory(config, replace(lean, precision="bf16"))
-    assert step_memory(config, quick).activations - lean.activations == 2 * layer
-    again = step_memory(config, replace(shape, activation_checkpointing=True))
+    # the gradients' sum, LAMB's step
+    assert memory(few, optimizer="lamb").peak > 1.3 * memory(few).peak
+    assert memory(precision="float8") == half
+    # keeps a byte a weight and worker
+    assert memory(precision="int8").activations - half.activations == 2 * 12 * layer
+    quick, lean = (memory(precision=p, activation_checkpointing=True) for p in ("int8", "bf16"))
+    assert quick.activations - lean.activations == 2 * layer
+    again = memory(activation_checkpointing=True)
     assert again.activations < 0.25 * plain.activations and again.peak < plain.peak
-    several = step_memory(
-        config, replace(shape, batch_size=128)
-    )  # forward while gradients are held
+    several = memory(batch_size=128)  # forward while gradients are held
     assert several.peak == pytest.approx(plain.peak + 1.1 * plain.gradients)
-    one = StepShape(1, 1, length=8, predictions=1, optimizer="lamb", device="cuda")
-    small = step_memory(config, one)  # fullest when the weights move: gradients and LAMB's step
-    assert small.peak == small.weights * 5
+    one = memory(StepShape(1, 1, length=8, predictions=1, optimizer="lamb", device="cuda"))
+    assert one.peak == one.weights * 5  # fullest when the weights move: gradients and LAMB's step
 
 
 def test_a_gpu_computes_logits_in_blocks_of_its_own():
@@ -112,22 +114,53 @@ def test_a_gpu_computes_logits_in_blocks_of_its_own():
     assert 1 < step_memory(config, shape).peak / (CUDA_BLOCK * 5 * logits) < 1.2
 
 
-CASE = Path(__file__).with_name("memory_of_steps.py")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["tiny", "mini", "base"])
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_peak_is_that_of_a_process(size, precision):
-    shape = {"batch": 32, "micro_batch": 16, "length": 128, "predictions": 20, "workers": 2}
-    shape |= {"precision": precision}
-    done = subprocess.run(
-        [sys.executable, str(CASE), size, json.dumps(shape)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    shape = StepShape(32, 16, length=128, predictions=20, workers=2, precision=precision)
+    command = [sys.executable, __file__, size, json.dumps(vars(shape))]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     measured = int(done.stdout.split()[-1])
-    estimated = step_memory(config_for(size, 30522, **NO_DROPOUT), StepShape(**shape)).peak
+    estimated = step_memory(config_for(size, 30522, **NO_DROPOUT), shape).peak
     assert estimated == pytest.approx(measured, rel=0.25), f"{measured:,} were used"
+
+
+def steps(size, pieces, shape, count):
+    config = config_for(size, pieces, **NO_DROPOUT)
+    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
+    optimizer = build_optimizer(model, shape.optimizer, 1e-4, 0.01)
+    engine = choose_engine("cpu", shape.precision, shape.workers)
+
+    def gradients(replica, rows, number):
+        replica.train()
+        ids = torch.full((rows, shape.length), number + 5)
+        positions = torch.arange(1, shape.predictions + 1).repeat(rows, 1)
+        labels = torch.full((rows * shape.predictions,), 7)
+        with engine.autocast():
+            losses = replica.losses(ids, ids * 0, None, Targets(positions, None, labels))
+        (losses.mlm_loss + losses.nsp_logits.sum()).backward()
+
+    parts = [shape.micro_batch_size] * (shape.batch_size // shape.micro_batch_size)
+    with Replicas(model, engine) as replicas:
+        for _ in range(count):
+            replicas.map(gradients, parts)
+            update = make_update(optimizer, replicas, clip=1.0)
+            update.norm()
+            update.move()
+
+
+def resident(what):
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith(what))
+
+
+def print_bytes_of_steps(size, shape):
+    keep_freed_memory()
+    steps("1x64", 100, replace(shape, batch_size=2, micro_batch_size=1), 1)  # libraries
+    before = resident("VmRSS")
+    steps(size, 30522, shape, 3)
+    print(resident("VmHWM") - before)  # ru_maxrss would be that of the process that started this
 
 
 def machine(folder, available, groups="", files=()):
@@ -163,28 +196,34 @@ def test_available_memory_in_a_container(tmp_path):
     assert machine(tmp_path / "1", 1000, groups, version_1) == 5000
 
 
-def test_out_of_memory_names_the_settings():
+ROWS, LENGTH = "lower --micro-batch-size (now 32)", "lower --max-length (now 512)"
+ANEW, SIZE = "add --activation-checkpointing", "take a smaller --size (now base)"
+LEAST = {"micro_batch": 1, "activation_checkpointing": True}
+FIXED = {"length": None, "size": None}
+PHASE_2 = "lower --phase2-length (now 512)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, f"{ROWS}, {LENGTH}, {ANEW}, or {SIZE}"),
+        (LEAST, f"{LENGTH}, or {SIZE}"),
+        # phase 2, with --model
+        ({**LEAST, "size": None, "length_flag": "--phase2-length"}, PHASE_2),
+        (FIXED, f"{ROWS}, or {ANEW}"),
+        ({**LEAST, **FIXED}, "no setting of this run lowers it"),
+    ],
+    ids=["all", "least", "phase 2", "fixed", "none"],
+)
+def test_out_of_memory_names_the_settings(changes, remedy):
     now = {"micro_batch": 32, "length": 512, "size": "base", "activation_checkpointing": False}
-    expected = (
-        "out of memory: lower --micro-batch-size (now 32), lower --max-length (now 512), "
-        "add --activation-checkpointing, or take a smaller --size (now base)"
-    )
-    assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory."), **now) == expected
-    assert out_of_memory(MemoryError(), **now) == expected
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60)
-    assert out_of_memory(raised.value, **now) == expected
-    least = {**now, "micro_batch": 1, "activation_checkpointing": True}
-    assert out_of_memory(MemoryError(), **least) == (
-        "out of memory: lower --max-length (now 512), or take a smaller --size (now base)"
-    )
-    given = {**least, "size": None, "length_flag": "--phase2-length"}  # phase 2, with --model
-    assert out_of_memory(MemoryError(), **given) == "out of memory: lower --phase2-length (now 512)"
-    fixed = {"length": None, "size": None}
-    assert out_of_memory(MemoryError(), **{**now, **fixed}) == (
-        "out of memory: lower --micro-batch-size (now 32), or add --activation-checkpointing"
-    )
-    assert out_of_memory(MemoryError(), **{**least, **fixed}) == (
-        "out of memory: no setting of this run lowers it"
-    )
-    assert out_of_memory(RuntimeError("shape mismatch"), **now) is None
+    on_a_gpu = torch.OutOfMemoryError("CUDA out of memory.")
+    for error in (on_a_gpu, MemoryError(), raised.value):
+        assert out_of_memory(error, **{**now, **changes}) == f"out of memory: {remedy}"
+    assert out_of_memory(RuntimeError("shape mismatch"), **{**now, **changes}) is None
+
+
+if __name__ == "__main__":
+    print_bytes_of_steps(sys.argv[1], StepShape(**json.loads(sys.argv[2])))

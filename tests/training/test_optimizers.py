@@ -7,7 +7,6 @@ from torch import nn
 
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
-from bertsmith.model.initialization import initialize
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,
@@ -15,6 +14,8 @@ from bertsmith.training.optimizers import (
     parameter_groups,
     state_tensors,
 )
+
+from .runs import random_model
 
 
 def trained(kind, steps=5):
@@ -32,21 +33,6 @@ def trained(kind, steps=5):
     return model, optimizer, gradients
 
 
-@pytest.mark.parametrize("kind", ["paper-adam", "adamw"])
-def test_weights_after_five_steps(kind):
-    model, _, gradients = trained(kind)
-    weight = np.arange(6.0).reshape(2, 3) / 10
-    first, second = np.zeros((2, 3)), np.zeros((2, 3))
-    for step, gradient in enumerate(gradients, start=1):
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient**2
-        m, v = first, second
-        if kind == "adamw":  # bias correction, Kingma and Ba 2015
-            m, v = first / (1 - 0.9**step), second / (1 - 0.999**step)
-        weight = weight - 0.01 * (m / (np.sqrt(v) + 1e-6) + 0.1 * weight)
-    np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=2e-5)
-
-
 def test_biases_and_norms_are_not_decayed_but_embeddings_are():
     model = PreTrainingModel(config_for("1x64", 50))
     names = {id(p): name for name, p in model.named_parameters()}
@@ -60,27 +46,31 @@ def test_biases_and_norms_are_not_decayed_but_embeddings_are():
     assert len(decayed) + len(plain) == len(names)
 
 
-def lamb_weights(weight, gradients, rate, decay, adapted):
-    """You et al. 2019, algorithm 2, in float64."""
+def expected(kind, weight, gradients, decay, adapted=True):
+    """In float64. adamw: Kingma and Ba 2015 (bias correction), decay beside the step; paper-adam:
+    without correction; lamb: You et al. 2019, algorithm 2."""
     first, second = np.zeros_like(weight), np.zeros_like(weight)
     for step, gradient in enumerate(gradients.astype(np.float64), start=1):
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
-        update = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-6)
+        m, v = first, second
+        if kind != "paper-adam":
+            m, v = first / (1 - 0.9**step), second / (1 - 0.999**step)
+        update = m / (np.sqrt(v) + 1e-6) + decay * weight
         ratio = 1.0
-        if adapted:
-            update = update + decay * weight
+        if kind == "lamb" and adapted:
             norms = np.linalg.norm(weight), np.linalg.norm(update)
             ratio = norms[0] / norms[1] if min(norms) > 0 else 1.0
-        weight = weight - rate * ratio * update
+        weight = weight - 0.01 * ratio * update
     return weight
 
 
-def test_lamb_is_its_paper():
-    model, _, gradients = trained("lamb")
-    weight = lamb_weights(np.arange(6.0).reshape(2, 3) / 10, gradients, 0.01, 0.1, adapted=True)
+@pytest.mark.parametrize("kind", ["paper-adam", "adamw", "lamb"])
+def test_five_steps_are_those_of_its_paper(kind):
+    model, _, gradients = trained(kind)
+    weight = expected(kind, np.arange(6.0).reshape(2, 3) / 10, gradients, 0.1)
     np.testing.assert_allclose(model.weight.detach().numpy(), weight, rtol=2e-5)
-    bias = lamb_weights(np.full(2, 0.5), gradients[:, :, 0], 0.01, 0.0, adapted=False)
+    bias = expected(kind, np.full(2, 0.5), gradients[:, :, 0], 0.0, adapted=False)
     np.testing.assert_allclose(model.bias.detach().numpy(), bias, rtol=2e-5)
 
 
@@ -98,7 +88,7 @@ def test_lamb_where_a_norm_is_zero(weight, gradient):
 
 
 def small_model():
-    return initialize(PreTrainingModel(config_for("1x64", 50)), 0.1, generator())
+    return random_model(50, "1x64")
 
 
 def generator():
@@ -140,8 +130,7 @@ def depths(name):
 
 @pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
 def test_a_layer_has_its_share_of_the_rate_of_the_one_above(kind):
-    model = SequenceClassifier(config_for("3x64", 50), 2)
-    initialize(model, 0.1, generator())
+    model = random_model(50, "3x64", kind=SequenceClassifier, labels=(2,))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = build_optimizer(model, kind, learning_rate=0.01, weight_decay=0.0, layer_decay=0.5)
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -203,8 +192,7 @@ def test_state_round_trip_is_exact(kind):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_same_on_a_gpu(kind):
-    model, there = small_model(), small_model().cuda()
-    draws = generator()
+    model, there, draws = small_model(), small_model().cuda(), generator()
     optimizers = [build_optimizer(one, kind, 0.01, 0.1) for one in (model, there)]
     for _ in range(3):
         for ours, theirs in zip(model.parameters(), there.parameters(), strict=True):
@@ -218,9 +206,8 @@ def test_the_same_on_a_gpu(kind):
     optimizers[0].step()
     for ours, theirs in zip(model.parameters(), there.parameters(), strict=True):
         # Newton-Schulz runs in bf16 (8 bits): its steps of 0.016 differ by some 1e-4
-        np.testing.assert_allclose(
-            ours.detach(), theirs.detach().cpu(), atol=1e-3 if kind == "muon" else 1e-5
-        )
+        atol = 1e-3 if kind == "muon" else 1e-5
+        np.testing.assert_allclose(ours.detach(), theirs.detach().cpu(), atol=atol)
 
 
 def test_state_of_another_size_is_refused():

@@ -9,22 +9,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
-from bertsmith.corpus.examples.mixture import Mixture, open_stream
-from bertsmith.corpus.examples.stream import Position
-from bertsmith.corpus.store.store import TokenStore
-from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
 from bertsmith.training import ranks as ranks_module
-from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.pretraining import evaluation
-from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
-from bertsmith.training.pretraining.settings import PretrainSettings
-from bertsmith.training.pretraining.task import Pretraining, rows_per_forward
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.ranks import (
     SINGLE_PROCESS,
     DistributedGradients,
@@ -33,8 +22,6 @@ from bertsmith.training.ranks import (
     rank_zero_output,
     rendezvous,
 )
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -49,20 +36,11 @@ def lonely(monkeypatch):
     return monkeypatch
 
 
-def test_a_rank_that_never_joins_is_named(lonely):
-    with (
-        pytest.raises(TimeoutError, match="rank 1 of 2 did not come within 0.3 s"),
-        process_group(0.3),
-    ):
-        pass
-
-
-def test_the_rank_that_holds_the_store_is_named(lonely):
-    lonely.setenv("RANK", "1")
-    with (
-        pytest.raises(TimeoutError, match="rank 0 of 2 did not come within 0.3 s"),
-        process_group(0.3),
-    ):
+@pytest.mark.parametrize(("own", "missing"), [(0, 1), (1, 0)], ids=["the other", "the store's"])
+def test_a_rank_that_never_joins_is_named(lonely, own, missing):
+    lonely.setenv("RANK", str(own))
+    says = f"rank {missing} of 2 did not come within 0.3 s"
+    with pytest.raises(TimeoutError, match=says), process_group(0.3):
         pass
 
 
@@ -105,21 +83,16 @@ def test_a_process_alone_needs_nothing(capsys):
     assert Ranks(0, size=2).sharding(True).shard
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[../gloo/pair.cc:534] Connection closed by peer"),
-        torch.distributed.DistError("gone"),
-    ],
-)
+CLOSED = RuntimeError("[../gloo/pair.cc:534] Connection closed by peer")
+
+
+@pytest.mark.parametrize("error", [CLOSED, torch.distributed.DistError("gone")], ids=repr)
 def test_a_lost_rank_is_an_error_of_the_machine(lonely, error, monkeypatch):
     monkeypatch.setattr(ranks_module, "rendezvous", lambda *_: "names")
     monkeypatch.setattr(Ranks, "texts", lambda *_: ["0", "1"])
     monkeypatch.setattr(ranks_module.dist, "init_process_group", lambda *_, **__: None)
-    with (
-        pytest.raises(ConnectionError, match="rank 0 of 2 lost another one"),
-        process_group(5) as ranks,
-    ):
+    lost = pytest.raises(ConnectionError, match="rank 0 of 2 lost another one")
+    with lost, process_group(5) as ranks:
         assert ranks.restarted
         raise error
     with pytest.raises(RuntimeError, match="shapes"), process_group(5):
@@ -130,14 +103,6 @@ def test_a_process_alone_is_started_again_too(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with process_group(timeout=1) as ranks:
         assert ranks.restarted and ranks.size == 1
-
-
-def test_shards_need_an_optimizer_that_takes_them():
-    for optimizer in ("lamb", "muon"):
-        with pytest.raises(ValueError, match=f"shard = true: {optimizer} needs whole matrices"):
-            PretrainSettings(shard=True, optimizer=optimizer)
-    with pytest.raises(ValueError, match="dist_timeout = 0: must be above 0"):
-        PretrainSettings(dist_timeout=0)
 
 
 def test_ranks_with_other_facts_are_refused(monkeypatch):
@@ -184,70 +149,11 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     ranks = Ranks(5, size=8, local_rank=1, local_size=2)
     assert ranks.device(torch.device("cuda")) == torch.device("cuda", 1) and taken == [1]
-    assert ranks.device(CPU) == CPU
+    assert ranks.device(cpu := torch.device("cpu")) == cpu
     with pytest.raises(ValueError, match="--device cuda:0: each of 8 ranks takes its own GPU"):
         ranks.device(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="rank 6 is number 2 on a machine with 2 GPUs"):
         Ranks(6, size=8, local_rank=2, local_size=3).device(torch.device("cuda"))
-
-
-@pytest.mark.parametrize(("batch", "stores"), [(16, 1), (15, 1), (16, 2)])
-def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
-    settings = PretrainSettings(size="2x64", max_length=48, batch_size=batch, steps=1)
-    store = TokenStore.open(store_folder)
-    corpus = store if stores == 1 else Mixture([store, store], [3, 1])
-    vocabulary = store.tokenizer.vocabulary
-    stream = open_stream(corpus.train, vocabulary, settings.examples(48), 1)
-    config = config_for("2x64", len(vocabulary))
-    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
-    # of the epoch: some rows of the batch lie behind its end
-    near_the_end = stream.advance(Position(), stream.streams[0].examples_in_epoch(0) - 6)
-
-    def made(*ranks):
-        engine = Engine(CPU, "float32", 1, *ranks)
-        return Pretraining(model, stream, None, settings, engine).batch(near_the_end)
-
-    whole, following = made()
-    parts = [made(Ranks(rank, size=3)) for rank in range(3)]
-    assert [part[1] for part in parts] == [following] * 3
-    assert sum(part[0].counts["masked"] for part in parts) == whole.counts["masked"]
-    assert sum(part[0].counts["rows"] for part in parts) == batch
-    assert sum(part[0].tokens for part in parts) == whole.tokens
-    assert [part[0].first for part in parts] == [0, 1, 2]  # of one micro-batch each
-    for name in ("ids", "lengths", "labels", "next"):
-        found = np.concatenate([micro[name] for part in parts for micro in part[0].micro_batches])
-        assert np.array_equal(found, whole.micro_batches[0][name]), name
-
-
-@pytest.mark.parametrize("rows", [1, 12, 13, 16])
-def test_the_ranks_share_the_held_out_rows(store_folder, monkeypatch, rows):
-    store = TokenStore.open(store_folder)
-    vocabulary = store.tokenizer.vocabulary
-    stream = eval_stream(store, vocabulary, 48, "mlm+nsp")
-    config = config_for("2x64", len(vocabulary))
-    model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
-    passes, real = [], evaluation.pretraining_sums
-
-    def counted(model, micro, engine):
-        passes.append(engine.ranks.rank)
-        return real(model, micro, engine)
-
-    monkeypatch.setattr(evaluation, "pretraining_sums", counted)
-    sums, some = [], {"masked": 1.0, "rows": 1.0}  # of the others, of whom there are none here
-    monkeypatch.setattr(Ranks, "all_reduce", lambda ranks, own: sums.append(own) or {**own, **some})
-
-    def evaluated(*ranks):
-        engine = Engine(CPU, "float32", 1, *ranks)
-        evaluate_pretraining(model, stream, engine, rows, batch=4)
-        return sums.pop()
-
-    whole = evaluated()
-    assert whole["rows"] == rows and len(passes) == -(-rows // 4)
-    passes.clear()
-    parts = [evaluated(Ranks(rank, size=3)) for rank in range(3)]
-    for name in whole:
-        assert sum(part[name] for part in parts) == pytest.approx(whole[name], rel=1e-5), name
-    assert [passes.count(rank) for rank in range(3)] == [-(-rows // 12)] * 3  # as sharding needs
 
 
 def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
@@ -277,17 +183,6 @@ def test_before_the_last_micro_batch_nothing_is_sent(monkeypatch):
         torch.distributed.destroy_process_group()
 
 
-def test_micro_batches_are_those_of_one_rank_that_makes_as_many():
-    def rows(workers, ranks=1):
-        engine = Engine(CPU, "float32", workers, Ranks(0, size=ranks))
-        return rows_per_forward(settings, settings.phases()[0], engine, config_for("base", 8000))
-
-    settings = PretrainSettings(batch_size=32, micro_batch_size=4)
-    assert rows(workers=1) == rows(workers=1, ranks=2) == 4
-    settings = PretrainSettings(batch_size=32)
-    assert rows(workers=4) == rows(workers=2, ranks=2) == 8
-
-
 class Memory:
     """A store in this process; it checks what the real one would block on."""
 
@@ -314,20 +209,23 @@ def all_of(size, ask):
         return list(pool.map(ask, range(size)))
 
 
+def words_of_three(store):
+    return all_of(3, lambda rank: rendezvous(of(store, rank, 3)))
+
+
 def test_all_ranks_get_one_word_and_another_one_next_time():
     store = Memory()
-    words = [all_of(3, lambda rank: rendezvous(of(store, rank, 3))) for _ in range(2)]
+    words = [words_of_three(store) for _ in range(2)]
     assert [len(set(found)) for found in words] == [1, 1]
     assert words[0] != words[1]
 
 
 def test_what_dead_ranks_left_in_the_store_is_not_taken_for_the_living():
     store = Memory()
-    first = all_of(3, lambda rank: rendezvous(of(store, rank, 3)))[0]
+    first = words_of_three(store)[0]
     with pytest.raises(TimeoutError, match="ranks 1, 2 of 3 did not come within 0.2 s"):
         rendezvous(of(store, 0, 3, timeout=0.2))
-    second = all_of(3, lambda rank: rendezvous(of(store, rank, 3)))
-    assert len({first, *second}) == 2
+    assert len({first, *words_of_three(store)}) == 2
 
 
 def test_the_missing_rank_is_named():
@@ -339,8 +237,7 @@ def test_the_missing_rank_is_named():
         return str(caught.value)
 
     with ThreadPoolExecutor(3) as pool:
-        messages = list(pool.map(ask, (0, 1, 3)))
-    assert all("--dist-timeout" in message for message in messages)
+        assert all("--dist-timeout" in message for message in pool.map(ask, (0, 1, 3)))
 
 
 def test_without_rank_0_nobody_is_listed():

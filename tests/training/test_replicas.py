@@ -8,17 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.corpus.store.store import TokenStore
-from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
 from bertsmith.tasks.features import Features
 from bertsmith.training import replicas as replicas_module
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import sentence_vectors, states_at
-from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.replicas import TOKENS_AT_ONCE, Replicas, computed, row_batches
+
+from .runs import random_model
 
 
 def engine(workers=2, precision="float32", device="cpu"):
@@ -37,14 +34,14 @@ def add_gradient(model, rows, number):
     return number, loss.item()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_gradients_are_the_sum_over_all_pieces_whoever_computes_them(workers):
-    model, pieces = linear(), [torch.full((2, 3), float(n)) for n in range(5)]
+@pytest.mark.parametrize(("workers", "count"), [(1, 5), (2, 5), (3, 5), (3, 2), (3, 1)])
+def test_gradients_are_the_sum_over_all_pieces_whoever_computes_them(workers, count):
+    model, pieces = linear(), [torch.full((2, 3), float(n + 1)) for n in range(count)]
     with Replicas(model, engine(workers)) as replicas:
         found = replicas.map(add_gradient, pieces)
         replicas.gather()
-        assert found == [(n, 6.0 * n) for n in range(5)]  # in the order of the pieces
-        assert model.weight.grad.tolist() == [[20.0] * 3]  # 2 x (0 + 1 + 2 + 3 + 4)
+        assert found == [(n, 6.0 * (n + 1)) for n in range(count)]  # in the order of the pieces
+        assert model.weight.grad.tolist() == [[count * (count + 1)] * 3]  # 2 x (1 + 2 + ...)
         assert all(copy.weight.grad is None for copy in replicas.models[1:])
 
 
@@ -55,14 +52,6 @@ def test_replicas_see_every_change_of_the_weights():
             model.weight.mul_(3)
         pieces = [torch.ones(1, 3)] * 2
         assert replicas.map(lambda model, rows, _: model(rows).item(), pieces) == [9.0, 9.0]
-
-
-def test_fewer_pieces_than_replicas():
-    model = linear()
-    with Replicas(model, engine(3)) as replicas:
-        replicas.map(add_gradient, [torch.ones(1, 3)])
-        replicas.gather()
-    assert model.weight.grad.tolist() == [[1.0] * 3]
 
 
 def test_a_parameter_that_only_another_replica_used_keeps_its_gradient():
@@ -176,8 +165,7 @@ def test_an_error_is_raised_and_the_rest_left_alone():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_products_are_bf16_of_the_weights_as_they_are_now(workers):
     """Casts are kept from piece to piece, but not from call to call, nor by a call cut short."""
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.ones_(model.weight)
+    model = linear()
     pieces = [torch.ones(1, 3)] * 5
     for factor in (1, 3, 9):
         outcomes = computed(engine(workers, "bf16"), model, pieces)
@@ -200,28 +188,6 @@ def test_on_a_cpu_a_batch_is_what_one_core_computes():
     assert len(row_batches(engine(), lengths, budget=128)) == 100
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_how_many_compute_held_out_figures_changes_no_bit(store_folder, precision):
-    store = TokenStore.open(store_folder)
-    vocabulary = store.tokenizer.vocabulary
-    stream = eval_stream(store, vocabulary, 48, "mlm+nsp")
-    model = PreTrainingModel(config_for("2x64", len(vocabulary)))
-    initialize(model, 0.1, torch.Generator().manual_seed(1))
-    computers, real = set(), model.losses
-
-    def losses(*arguments, **named):
-        computers.add(who())
-        time.sleep(0.01)
-        return real(*arguments, **named)
-
-    model.losses = losses
-    alone, shared = (
-        evaluate_pretraining(model, stream, engine(workers, precision), 16, batch=4)
-        for workers in (1, 2)
-    )
-    assert alone == shared and len(computers) == 3
-
-
 def rows():
     random = np.random.default_rng(1)
     lengths = random.integers(2, 40, 200)
@@ -231,8 +197,7 @@ def rows():
 
 
 def test_how_many_compute_vectors_and_states_changes_no_bit():
-    encoder = Encoder(config_for("2x64", 50)).eval()
-    initialize(encoder, 0.1, torch.Generator().manual_seed(1))
+    encoder = random_model(50, kind=Encoder).eval()
     features = rows()
     first = features.boundaries[:-1]
     one, two = engine(1), engine(2)

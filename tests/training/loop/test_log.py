@@ -13,9 +13,14 @@ import torch
 from bertsmith.training.loop import log as log_module
 from bertsmith.training.loop.log import RunLog, check_writers, read_log
 
+from ..runs import lines, messages
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+def losses(folder, steps, **options):
+    """The log of some steps, whose loss is the step."""
+    with RunLog(folder, **options) as log:
+        for step in steps:
+            log.train(step, loss=float(step))
 
 
 def test_every_line_is_on_disk_at_once(tmp_path):
@@ -23,7 +28,8 @@ def test_every_line_is_on_disk_at_once(tmp_path):
     log.train(1, loss=2.5, learning_rate=np.float32(0.5))
     log.evaluate(1, mlm_accuracy=torch.tensor(0.25), examples=np.int64(7))
     log.message("멈춤: stopped")
-    assert lines_of(tmp_path / "log.jsonl") == [
+    text = (tmp_path / "log.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line) for line in text.splitlines()] == [
         {"event": "train", "step": 1, "loss": 2.5, "learning_rate": 0.5},
         {"event": "evaluate", "step": 1, "mlm_accuracy": 0.25, "examples": 7},
         {"event": "message", "text": "멈춤: stopped"},
@@ -32,35 +38,27 @@ def test_every_line_is_on_disk_at_once(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    log = RunLog(tmp_path, loggers=())
-    log.train(1, loss=float("nan"), grad_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
-    log.close()
+    with RunLog(tmp_path, loggers=()) as log:
+        log.train(1, loss=float("nan"), grad_norm=np.float64("inf"), parts=[-float("inf"), 1.0])
     text = (tmp_path / "log.jsonl").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {
-        "event": "train",
-        "step": 1,
-        "loss": None,
-        "grad_norm": None,
-        "parts": [None, 1.0],
-    }
+    figures = {"loss": None, "grad_norm": None, "parts": [None, 1.0]}
+    expected = {"event": "train", "step": 1, **figures}
+    assert json.loads(text, parse_constant=pytest.fail) == expected
 
 
 def test_resume_leaves_no_gap_and_no_repeat(tmp_path):
-    log = RunLog(tmp_path, loggers=())
-    for step in range(1, 8):
-        log.train(step, loss=float(step))
-    log.message("warned")
-    log.close()
+    with RunLog(tmp_path, loggers=()) as log:
+        for step in range(1, 8):
+            log.train(step, loss=float(step))
+        log.message("warned")
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"event": "train", "st')  # the kill came in the middle of a line
-    log = RunLog(tmp_path, resume_step=5, loggers=())
-    for step in range(6, 10):
-        log.train(step, loss=step + 0.5)
-    log.close()
-    events = read_log(tmp_path / "log.jsonl")
-    assert [event["step"] for event in events if "step" in event] == list(range(1, 10))
-    assert [event["loss"] for event in events if "step" in event][4:6] == [5.0, 6.5]
-    assert [event["text"] for event in events if event["event"] == "message"] == ["warned"]
+    with RunLog(tmp_path, resume_step=5, loggers=()) as log:
+        for step in range(6, 10):
+            log.train(step, loss=step + 0.5)
+    assert [line["step"] for line in lines(tmp_path)] == list(range(1, 10))
+    assert [line["loss"] for line in lines(tmp_path)][4:6] == [5.0, 6.5]
+    assert messages(tmp_path) == ["warned"]
 
 
 def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
@@ -70,10 +68,10 @@ def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
             log.evaluate(step, mlm_loss=2.0)
         log.evaluate(2, mlm_loss=1.5, unigram_entropy=5.0)
         log.sync()
-    for step, lines in ((2, 4), (1, 2)):
+    for step, count in ((2, 4), (1, 2)):
         with RunLog(tmp_path, resume_step=step, loggers=()):
             events = read_log(tmp_path / "log.jsonl")
-        assert len(events) == lines and all("unigram_entropy" not in event for event in events)
+        assert len(events) == count and all("unigram_entropy" not in event for event in events)
 
 
 def test_a_resume_looks_at_the_end_of_a_long_log_alone(tmp_path, monkeypatch):
@@ -99,12 +97,11 @@ def test_a_resume_looks_at_the_end_of_a_long_log_alone(tmp_path, monkeypatch):
     assert path.read_bytes() == b""
 
 
-def test_a_new_run_starts_a_new_log(tmp_path):
+def test_a_new_run_starts_a_new_log_and_without_writers_there_is_nothing_else(tmp_path):
     for _ in range(2):
-        log = RunLog(tmp_path, loggers=())
-        log.train(1, loss=1.0)
-        log.close()
+        losses(tmp_path, [1], loggers=())
     assert len(read_log(tmp_path / "log.jsonl")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_reading_forgives_the_last_line_only(tmp_path):
@@ -158,13 +155,6 @@ def test_a_resumed_run_opens_at_the_next_step(tmp_path, memory):
     assert memory[0].first_step == 41
 
 
-def test_no_writers(tmp_path):
-    log = RunLog(tmp_path, loggers=())
-    log.train(1, loss=1.0)
-    log.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
-
-
 def test_an_unknown_writer():
     with pytest.raises(ValueError, match="'comet': known are tensorboard, wandb, mlflow"):
         check_writers(["tensorboard", "comet"])
@@ -191,15 +181,11 @@ def test_without_tensorboard_there_is_one_notice(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_holds_each_step_once(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = RunLog(tmp_path)
-    for step in range(1, 5):
-        log.train(step, loss=float(step))
-    log.close()
+    losses(tmp_path, range(1, 5))
     time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were begun in
-    log = RunLog(tmp_path, resume_step=2)
-    log.train(3, loss=30.0, learning_rate=float("nan"))
-    log.evaluate(3, mlm_loss=1.5)
-    log.close()
+    with RunLog(tmp_path, resume_step=2) as log:
+        log.train(3, loss=30.0, learning_rate=float("nan"))
+        log.evaluate(3, mlm_loss=1.5)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1), (2, 2), (3, 30)]
     assert sorted(events.Tags()["scalars"]) == ["evaluate/mlm_loss", "train/loss"]
@@ -207,14 +193,10 @@ def test_tensorboard_holds_each_step_once(tmp_path):
 
 def two_processes(run_dir, name):
     """Steps 1 to 4, then a resume from step 2 that writes step 3 again."""
-    log = RunLog(run_dir, loggers=(name,))
-    for step in range(1, 5):
-        log.train(step, loss=float(step))
-    log.close()
-    log = RunLog(run_dir, resume_step=2, loggers=(name,))
-    log.train(3, loss=30.0)
-    log.evaluate(3, mlm_loss=1.5)
-    log.close()
+    losses(run_dir, range(1, 5), loggers=(name,))
+    with RunLog(run_dir, resume_step=2, loggers=(name,)) as log:
+        log.train(3, loss=30.0)
+        log.evaluate(3, mlm_loss=1.5)
 
 
 def wandb_records(path):
@@ -271,10 +253,10 @@ def test_mlflow_works_in_a_file_of_the_run(tmp_path, monkeypatch):
     client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow/mlflow.db")
     experiment = client.get_experiment_by_name("bertsmith")
     runs = {run.info.run_name: run.info for run in client.search_runs([experiment.experiment_id])}
-    losses = {
+    found = {
         name: [(m.step, m.value) for m in client.get_metric_history(info.run_id, "train/loss")]
         for name, info in runs.items()
     }
-    assert losses == {"out": [(1, 1), (2, 2), (3, 3), (4, 4)], "out from step 3": [(3, 30)]}
+    assert found == {"out": [(1, 1), (2, 2), (3, 3), (4, 4)], "out from step 3": [(3, 30)]}
     assert {info.status for info in runs.values()} == {"FINISHED"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # nothing in the current folder

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.base.files import read_json
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.training.loop import loop
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import NonFiniteGuard
 from bertsmith.training.loop.task import Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer, state_tensors
-from bertsmith.training.pretraining.run import pretrain
+
+from ..runs import lines
 
 CPU = torch.device("cpu")
 
@@ -22,8 +23,12 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def guard_on_a_cpu(monkeypatch):
     """Runs on a CPU have the guard as well."""
-    fits = classmethod(lambda cls, device, optimizer: cls(device))
-    monkeypatch.setattr(NonFiniteGuard, "where_it_fits", fits)
+    real = NonFiniteGuard.where_it_fits
+
+    def fits(cls, device, optimizer):
+        return cls(device) if device.type == "cpu" else real(device, optimizer)
+
+    monkeypatch.setattr(NonFiniteGuard, "where_it_fits", classmethod(fits))
 
 
 def moved(model, optimizer, guard, state, scale=1.0):
@@ -70,17 +75,17 @@ def test_it_is_for_a_gpu_and_an_optimizer_that_heeds_it():
     assert NonFiniteGuard.where_it_fits(CPU, build_optimizer(model, "adamw", 1e-2, 0.0)) is None
 
 
-def test_a_run_under_the_guard_is_the_run_without(store_folder, tmp_path, settings, request):
-    plain = pretrain(store_folder, tmp_path / "plain", settings)
-    request.getfixturevalue("guard_on_a_cpu")
-    guarded = pretrain(store_folder, tmp_path / "guarded", settings)
-    assert plain.eval_metrics == guarded.eval_metrics
-    files = [tmp_path / run / "model.safetensors" for run in ("plain", "guarded")]
+def test_a_run_under_the_guard_is_the_run_without(train, whole_run, guard_on_a_cpu):
+    guarded = train().folder
+    found = [read_json(run / "result.json")["held_out"] for run in (whole_run, guarded)]
+    assert found[0] == found[1]
+    files = [run / "model.safetensors" for run in (whole_run, guarded)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
-    store_folder, tmp_path, settings, monkeypatch, guard_on_a_cpu
+    train, tmp_path, monkeypatch, guard_on_a_cpu, device
 ):
     record = NonFiniteGuard.record
 
@@ -89,12 +94,12 @@ def test_a_bad_step_of_a_run_is_found_at_the_next_line_of_the_log(
 
     monkeypatch.setattr(NonFiniteGuard, "record", poisoned)
     with pytest.raises(FloatingPointError, match="step 9: loss nan"):
-        pretrain(store_folder, tmp_path / "run", settings)
+        train(device=device)
     assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
 
 
 def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
-    store_folder, tmp_path, settings, monkeypatch, guard_on_a_cpu
+    train, monkeypatch, guard_on_a_cpu
 ):
     monkeypatch.setattr(loop, "EVALUATION_SHARE", 1.0)
     check = NonFiniteGuard.check
@@ -104,7 +109,5 @@ def test_an_evaluation_that_falls_due_while_the_device_is_waited_for_is_made(
         check(self, state)
 
     monkeypatch.setattr(NonFiniteGuard, "check", slow)
-    recipe = replace(settings, steps=None, minutes=0.03, num_evals=2, log_every=1)
-    pretrain(store_folder, tmp_path / "run", recipe)
-    events = [line["event"] for line in read_log(tmp_path / "run" / "log.jsonl")]
-    assert events.count("evaluate") == 2  # half way, and at the end
+    run = train(steps=None, minutes=0.03, num_evals=2, log_every=1).folder
+    assert len(lines(run, "evaluate")) == 2  # half way, and at the end

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, Targets
-from bertsmith.model.initialization import initialize
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop import update as update_module
 from bertsmith.training.loop.update import (
@@ -24,6 +22,8 @@ from bertsmith.training.loop.update import (
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
 from bertsmith.training.replicas import Replicas
 
+from ..runs import NO_DROPOUT, random_model
+
 PIECES, LENGTH = 60, 12
 KERNELS = ("sum_of_squares", "adamw_chunk")
 
@@ -32,9 +32,8 @@ def engine(workers=2, precision="bf16"):
     return Engine(torch.device("cpu"), precision, workers)
 
 
-def made(kind=PreTrainingModel, *more):
-    config = config_for("2x64", PIECES, dropout=0.0, attention_dropout=0.0)
-    return initialize(kind(config, *more), 0.1, torch.Generator().manual_seed(1))
+def made(kind=PreTrainingModel, *labels):
+    return random_model(PIECES, kind=kind, labels=labels, **NO_DROPOUT)
 
 
 def rows(number):

@@ -14,50 +14,33 @@ import pytest
 
 from bertsmith.base.files import read_json
 from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.checkpoints.tensors import read_tensor_file
-from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
 
+from .. import runs
+from ..runs import NO_DROPOUT, lines, train_stream, weights
+
 pytestmark = pytest.mark.xdist_group("torchrun")  # in one of several processes: started once
 
-RECIPE = {
-    "size": "2x64",
-    "max_length": 48,
-    "batch_size": 16,
-    "steps": 6,
-    "learning_rate": 3e-3,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "precision": "float32",
-    "device": "cpu",
-    "threads": 1,
-    "checkpoint_every": 3,
-    "log_every": 1,
-    "num_evals": 2,
-    "eval_rows": 16,
-    "loggers": (),
-}
-NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}  # its draws hang on a micro-batch's shape
+SIX = {"steps": 6, "device": "cpu", "checkpoint_every": 3, "log_every": 1, "loggers": ()}
+RECIPE = {**runs.RECIPE, **SIX}
+# no dropout: its draws hang on a micro-batch's shape
 UNEVEN = {"batch_size": 15, "objective": "mlm", **NO_DROPOUT}
 PHASES = {"phase2_length": 64, "phase2_ratio": 0.5, "micro_batch_size": 4, **NO_DROPOUT}
+SHARD = {"shard": True, "micro_batch_size": 4}
 # what two ranks run -> the change of the recipe, and that with which one rank does the same
 SAME = {
     "ddp": ({}, {"micro_batch_size": 8}),
     "accumulated, two phases": (PHASES, PHASES),
     "uneven, without pairs": (UNEVEN, UNEVEN),
     "bf16": ({"precision": "bf16"}, {"precision": "bf16", "micro_batch_size": 8}),
-    "shard": (
-        {"shard": True, "micro_batch_size": 4, "activation_checkpointing": True},
-        {"micro_batch_size": 4},
-    ),
+    "shard": ({**SHARD, "activation_checkpointing": True}, {"micro_batch_size": 4}),
     "shard, int8": (
-        {"shard": True, "micro_batch_size": 4, "precision": "int8"},
+        {**SHARD, "precision": "int8"},
         {"micro_batch_size": 4, "precision": "int8"},
     ),
 }
@@ -79,8 +62,6 @@ def half_of(run, out):
 def alone(store_folder, tmp_path_factory):
     """The runs of one rank, each made when it is first asked for."""
     folder, made = tmp_path_factory.mktemp("alone"), {}
-    patch = pytest.MonkeyPatch()
-    patch.setattr(pretrain_module, "measure_peak", lambda engine: 1e9)
 
     def run(**changes):
         key = json.dumps(changes, sort_keys=True)
@@ -89,8 +70,9 @@ def alone(store_folder, tmp_path_factory):
             pretrain(store_folder, made[key], PretrainSettings(**{**RECIPE, **changes}))
         return made[key]
 
-    yield run
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain_module, "measure_peak", lambda engine: 1e9)
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +87,8 @@ def together(store_folder, tmp_path_factory, alone):
     timed = {name: value for name, value in RECIPE.items() if name != "steps"}
     runs["minutes"] = {"settings": {**timed, "minutes": 0.02}}
     runs["too small"] = {"settings": {**RECIPE, "batch_size": 1}}
-    flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in RECIPE.items() if name != "loggers"
-    ]
+    given = {name: value for name, value in RECIPE.items() if name != "loggers"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     argv = ["pretrain", f"--corpus={store_folder}", f"--out={folder / 'command'}", *flags]
     runs["command"] = {"argv": argv}
     for name, run in runs.items():
@@ -135,14 +116,7 @@ def torchrun(*words):
 
 def tensors(run, step=6):
     checkpoint = RunFolder(run).checkpoints / f"step-{step:08d}"
-    return {
-        **read_tensor_file(checkpoint / "model.safetensors"),
-        **read_tensor_file(checkpoint / "optimizer.safetensors"),
-    }
-
-
-def lines(run, event="train"):
-    return [line for line in read_log(run / "log.jsonl") if line["event"] == event]
+    return {**weights(checkpoint), **weights(checkpoint, "optimizer.safetensors")}
 
 
 def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
@@ -183,11 +157,7 @@ def test_two_ranks_do_what_one_does(together, alone, name):
 
 
 def test_the_ranks_had_unequal_numbers_of_masked_tokens(store_folder):
-    vocabulary = Tokenizer.from_pretrained(store_folder).vocabulary
-    settings = PretrainSettings(**RECIPE)
-    split = TokenStore.open(store_folder).train
-    stream = PretrainingStream(split, vocabulary, settings.examples(48), settings.seed)
-    batch, _ = stream.batch(Position(), 16)
+    batch, _ = train_stream(store_folder, PretrainSettings(**RECIPE)).batch(Position(), 16)
     assert batch.masked_weights[:8].sum() != batch.masked_weights[8:].sum()
 
 
@@ -199,17 +169,14 @@ def test_a_checkpoint_of_one_rank_goes_on_with_two(together, alone, name):
 @pytest.mark.parametrize("name", ["ddp", "shard"])
 def test_a_checkpoint_of_two_ranks_goes_on_with_one(together, alone, store_folder, tmp_path, name):
     out = half_of(together[0][name][0], tmp_path / "run")
-    settings = PretrainSettings(**{**RECIPE, **SAME[name][1]})
-    pretrain(store_folder, out, resume=True, micro_batch_size=settings.micro_batch_size)
+    pretrain(store_folder, out, resume=True, micro_batch_size=SAME[name][1]["micro_batch_size"])
     assert_same_to_rounding(out, alone(**SAME[name][1]))
 
 
 def test_with_another_number_of_ranks_threads_are_chosen_anew(alone, store_folder):
     run, store = RunFolder(alone(micro_batch_size=8)), TokenStore.open(store_folder)
-    threads = [
-        resumed_settings(run, Recipe(PretrainSettings()), store, None, ranks).threads
-        for ranks in (1, 2)
-    ]
+    recipe = Recipe(PretrainSettings())
+    threads = [resumed_settings(run, recipe, store, None, ranks).threads for ranks in (1, 2)]
     assert threads == [1, None]
 
 

@@ -1,26 +1,22 @@
 """Training on a CUDA device beside the CPU's float32: `make test-gpu`."""
 
-import dataclasses
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from bertsmith.corpus.examples.stream import Position, PretrainingStream
+from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
-from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training import ranks as ranks_module
-from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.loop.step import NonFiniteGuard
-from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.pretraining.task import Pretraining
 from bertsmith.training.pretraining.trial import compiled_losses, dry_run
 from bertsmith.training.ranks import Ranks
+
+from ..runs import CPU, NO_DROPOUT, random_model, train_stream
 
 # Norm of the error over the norm of the gradient. float32: another order of sums. bf16: weights,
 # activations and gradients are rounded to 2^-9 at some thirty places; the same on a CPU is off by
@@ -29,20 +25,19 @@ TOLERANCE = {"float32": 1e-3, "bf16": 2e-2, "float8": 5e-2}
 DRAWS = 64  # of dropout
 
 
-def task(store_folder, settings, engine, deviation=0.05, dropout=0.0, attention_dropout=0.0):
-    tokenizer = Tokenizer.from_pretrained(store_folder)
-    examples = settings.examples(settings.max_length)
-    split = TokenStore.open(store_folder).train
-    stream = PretrainingStream(split, tokenizer.vocabulary, examples, 1)
-    config = config_for(
-        settings.size,
-        len(tokenizer.vocabulary),
-        dropout=dropout,
-        attention_dropout=attention_dropout,
-    )
-    model = initialize(PreTrainingModel(config), deviation, torch.Generator().manual_seed(1))
-    engine.prepare(model)
-    return Pretraining(model.to(engine.device), stream, None, settings, engine)
+@pytest.fixture
+def task(store_folder, settings):
+    """The task of a model with random weights, on an engine."""
+
+    def make(engine, deviation=0.05, objective="mlm+nsp", **dropout):
+        made = replace(settings, objective=objective)
+        pieces = len(TokenStore.open(store_folder).tokenizer.vocabulary)
+        model = random_model(pieces, deviation=deviation, **{**NO_DROPOUT, **dropout})
+        engine.prepare(model)
+        stream = train_stream(store_folder, made)
+        return Pretraining(model.to(engine.device), stream, None, made, engine)
+
+    return make
 
 
 def gradients(made, repeats=1):
@@ -64,13 +59,10 @@ def gradients(made, repeats=1):
 @pytest.mark.parametrize("objective", ["mlm+nsp", "mlm", "ltr"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_loss_and_gradients_are_the_cpus(store_folder, settings, objective, compiled, precision):
+def test_loss_and_gradients_are_the_cpus(task, objective, compiled, precision):
     torch.compiler.reset()
-    settings = dataclasses.replace(settings, objective=objective)
-    expected, exact = gradients(
-        task(store_folder, settings, Engine(torch.device("cpu"), "float32", 1))
-    )
-    made = task(store_folder, settings, choose_engine("cuda", precision))
+    expected, exact = gradients(task(CPU, objective=objective))
+    made = task(choose_engine("cuda", precision), objective=objective)
     if compiled:
         made.compiled = compiled_losses(made)
     loss, found = gradients(made, repeats=4 if compiled else 1)
@@ -117,7 +109,7 @@ def draws_of(made, count):
     ],
 )
 def test_dropout_over_padded_rows_is_that_of_the_cpus_kernels(
-    store_folder, settings, device, precision, compiled, dropped
+    task, device, precision, compiled, dropped
 ):
     """No two devices draw alike, but the means over many draws agree, and so do the spreads.
 
@@ -125,10 +117,8 @@ def test_dropout_over_padded_rows_is_that_of_the_cpus_kernels(
     by rounding. Another share, a factor left out or padding that is seen is above that.
     """
     torch.compiler.reset()
-    engine = Engine(torch.device("cpu"), "float32", 1)
-    exact = draws_of(task(store_folder, settings, engine, 0.15, **dropped), DRAWS)
-    engine = choose_engine(device, precision, 1)
-    made = task(store_folder, settings, engine, 0.15, **dropped)
+    exact = draws_of(task(CPU, 0.15, **dropped), DRAWS)
+    made = task(choose_engine(device, precision, 1), 0.15, **dropped)
     if compiled:
         made.compiled = compiled_losses(made)
     with without_kernels():
@@ -143,10 +133,10 @@ def test_dropout_over_padded_rows_is_that_of_the_cpus_kernels(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_way_back_drops_what_the_way_there_dropped(store_folder, settings, device):
+def test_the_way_back_drops_what_the_way_there_dropped(task, device):
     """With the same draw, the slope of the loss along its gradient is the gradient's norm."""
     engine = choose_engine(device, "float32", 1)
-    made = task(store_folder, settings, engine, 0.15, dropout=0.1, attention_dropout=0.1)
+    made = task(engine, 0.15, dropout=0.1, attention_dropout=0.1)
     losses = []
     with without_kernels():
         seed(1)
@@ -165,36 +155,20 @@ def test_the_way_back_drops_what_the_way_there_dropped(store_folder, settings, d
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", ["off", "on"])
-def test_a_run_learns_what_the_cpus_run_learns(store_folder, tmp_path, settings, compile):
-    long = dataclasses.replace(settings, steps=200, precision="auto", checkpoint_every=1000)
-    here = pretrain(store_folder, tmp_path / "cpu", dataclasses.replace(long, device="cpu"))
-    there = dataclasses.replace(long, device="cuda", compile=compile)
-    found = pretrain(store_folder, tmp_path / "gpu", there)
+def test_a_run_learns_what_the_cpus_run_learns(train, compile):
+    long = {"steps": 200, "precision": "auto", "checkpoint_every": 1000}
+    here = train("cpu", device="cpu", **long)
+    found = train("gpu", device="cuda", compile=compile, **long)
     losses = [result.eval_metrics["mlm_loss"] for result in (here, found)]
     assert math.isclose(*losses, rel_tol=0.1)  # other dropout, another order of sums
     assert losses[1] < found.eval_metrics["unigram_entropy"]
 
 
 @pytest.mark.gpu
-def test_a_bad_step_stops_the_run_before_the_weights_move(
-    store_folder, tmp_path, settings, monkeypatch
-):
-    record = NonFiniteGuard.record
-
-    def poisoned(self, run, loss, norm):
-        record(self, run, loss * (float("nan") if run.state.step == 9 else 1.0), norm)
-
-    monkeypatch.setattr(NonFiniteGuard, "record", poisoned)
-    with pytest.raises(FloatingPointError, match="step 9: loss nan"):
-        pretrain(store_folder, tmp_path / "run", dataclasses.replace(settings, device="cuda"))
-    assert (tmp_path / "run" / "checkpoints" / "step-00000009").is_dir()
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_a_dry_run_times_the_runs_steps(store_folder, settings, compile):
     torch.compiler.reset()
-    recipe = dataclasses.replace(settings, device="cuda", compile=compile, phase2_length=96)
+    recipe = replace(settings, device="cuda", compile=compile, phase2_length=96)
     assert all(found.speed.measured for found in dry_run(store_folder, recipe)[0])
 
 
