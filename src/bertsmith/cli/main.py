@@ -186,11 +186,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
             f"shares its work among them: start `bertsmith {name}` without torchrun"
         )
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
-    command = read_command(getattr(module, class_name(name)), name, words)
-    if command is None:
-        return 0
-    with flags_in_errors(type(command)):
-        return getattr(module, function_name(name))(command) or 0
+    kind = getattr(module, class_name(name))
+    with flags_in_errors(kind):
+        command = read_command(kind, name, words)
+        return 0 if command is None else getattr(module, function_name(name))(command) or 0
 
 
 def reference() -> str:
