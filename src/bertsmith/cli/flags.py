@@ -171,11 +171,11 @@ def group_values(command: Any, group: type[Command]) -> Command:
 
 
 @contextlib.contextmanager
-def flags_in_errors(command: type) -> Iterator[None]:
-    """Make flags of the settings that an error names as Python writes them, see `as_flags`."""
+def flags_in_errors(command: type, *errors: type[BaseException]) -> Iterator[None]:
+    """Make flags of the settings that errors of these types name, see `as_flags`."""
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:
+    except errors as error:
         if len(error.args) == 1 and isinstance(error.args[0], str):
             error.args = (as_flags(error.args[0], command),)
         raise
@@ -186,6 +186,8 @@ def as_flags(message: str, command: type) -> str:
 
     >>> as_flags("`precision='half'`: use `precision='bf16'`; see `nvidia-smi`", Answering)
     '--precision half: use --precision bf16; see `nvidia-smi`'
+
+    `arguments` of the command are names of the library's that are flags under another name.
     """
     flags = {flag.field: flag for flag in command_flags(command) if not flag.is_positional}
     fields = getattr(command, "arguments", {})
@@ -195,10 +197,11 @@ def as_flags(message: str, command: type) -> str:
         flag = flags.get(fields.get(name, name))
         if flag is None:
             return found[0]
-        if value in ("True", "False"):  # a switch has one of them
-            return flag.flag if flag.default is not (value == "True") else found[0]
-        if value is None:
+        is_switch = value in ("True", "False")  # whose flag says the other one than its default
+        if value is None or (is_switch and value != str(flag.default)):
             return flag.flag
+        if is_switch:
+            return found[0]
         if value[:1] in tuple("'\"[("):
             with contextlib.suppress(ValueError, SyntaxError):
                 value = ast.literal_eval(value)

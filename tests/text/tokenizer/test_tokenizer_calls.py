@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -48,14 +47,13 @@ def test_a_call_gives_what_transformers_gives(ours, theirs, pairs, padding):
     assert ours(TEXTS[0], pairs and pairs[0]) == dict(one)
 
 
-@pytest.mark.parametrize(("kind", "of"), [("np", np.ndarray), ("pt", torch.Tensor)])
-def test_a_call_gives_tensors(ours, theirs, kind, of):
-    found = ours(TEXTS, PAIRS, padding=True, return_tensors=kind)
-    expected = theirs(TEXTS, PAIRS, padding=True, return_tensors=kind)
+def test_a_call_gives_arrays(ours, theirs):
+    found = ours(TEXTS, PAIRS, padding=True, return_tensors="np")
+    expected = theirs(TEXTS, PAIRS, padding=True, return_tensors="np")
     for name, values in expected.items():
-        assert isinstance(found[name], of) and found[name].dtype == values.dtype
-        assert found[name].tolist() == values.tolist()
-    assert ours(TEXTS[0], return_tensors=kind)["input_ids"].shape == (1, 6)
+        assert found[name].dtype == values.dtype
+        np.testing.assert_array_equal(found[name], values)
+    assert ours(TEXTS[0], return_tensors="np")["input_ids"].shape == (1, 6)
 
 
 def test_known_ids(small):
@@ -74,7 +72,7 @@ def test_known_ids(small):
     [
         ("play", {"padding": "max_length"}, "`padding='max_length'` needs `max_length`"),
         (["play", "play!"], {"return_tensors": "np"}, "one length: use `padding=True`"),
-        ("play", {"return_tensors": "tf"}, "`return_tensors='tf'`: known are np, pt"),
+        ("play", {"return_tensors": "pt"}, "`return_tensors='pt'`: known is np"),
         (["play", None], {}, "text[1] is None"),
         (["play"], {"text_pair": ["!", "!"]}, "1 texts, but 2 second texts"),
     ],

@@ -198,13 +198,13 @@ class Tokenizer:
         *,
         max_length: int | None = None,
         padding: bool | Literal["max_length"] = False,
-        return_tensors: Literal["np", "pt"] | None = None,
+        return_tensors: Literal["np"] | None = None,
     ) -> dict[str, Any]:
         """The input_ids, token_type_ids and attention_mask of a text or of several, as lists.
 
         max_length      rows are cut to so many tokens, see `rows`; None: not at all
         padding         True: to the longest row; "max_length": to `max_length`
-        return_tensors  "np": int64 arrays [N, S], "pt": tensors of PyTorch
+        return_tensors  "np": arrays, int64 [N, S], of which `torch.from_numpy` makes tensors
 
         Unlike transformers', a "[MASK]" in a text is no special token.
 
@@ -215,8 +215,13 @@ class Tokenizer:
         >>> tokenizer(["playing", "play"], padding=True)["input_ids"]
         [[2, 5, 6, 3], [2, 5, 3, 0]]
 
-        Errors: ValueError as `rows`; for tensors of rows that are not of one length.
+        Errors: ValueError as `rows`; for arrays of rows that are not of one length.
         """
+        if return_tensors not in (None, "np"):
+            raise ValueError(
+                f"`return_tensors={return_tensors!r}`: known is np: `torch.from_numpy` makes "
+                "tensors of its arrays"
+            )
         if padding == "max_length" and max_length is None:
             raise ValueError("`padding='max_length'` needs `max_length`")
         texts, pairs = as_texts(text, "text"), None
@@ -237,15 +242,8 @@ class Tokenizer:
                 {name: rows[0] for name, rows in lists.items()} if isinstance(text, str) else lists
             )
         if not padding and len(set(lengths.tolist())) > 1:
-            raise ValueError("tensors need rows of one length: use `padding=True`")
-        arrays = {name: array.astype(np.int64) for name, array in arrays.items()}
-        if return_tensors == "np":
-            return arrays
-        if return_tensors != "pt":
-            raise ValueError(f"`return_tensors={return_tensors!r}`: known are np, pt")
-        import torch
-
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            raise ValueError("arrays need rows of one length: use `padding=True`")
+        return {name: array.astype(np.int64) for name, array in arrays.items()}
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Join the pieces, with spaces between words; composed (NFC) if accents were stripped.
