@@ -288,7 +288,7 @@ class ContrastiveSettings(Machine, Optimization):
             or self.batch_size % self.negatives
         ):
             raise ValueError(
-                f"batch_size = {self.batch_size}, group = {self.negatives}: a group has 2 pairs or "
-                "more, and a batch is one group or several of them"
+                f"batch_size = {self.batch_size}, negatives = {self.negatives}: a group of "
+                "negatives has 2 pairs or more, and a batch is one group or several"
             )
         check_bounds(self)

@@ -177,8 +177,8 @@ class Trainer:
         rows = task_type.featurize(tokenizer, train, encoding, names)
         if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
             raise ValueError(
-                f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
-                " first: take a model that was trained on pairs, or leave `text_pair` out"
+                f"{start.folder}: with its type_vocab_size of {segments} it cannot read second"
+                " texts: take a model that was trained on pairs, or leave `text_pair` out"
             )
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window learns the answer to its text

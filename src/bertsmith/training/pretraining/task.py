@@ -65,8 +65,8 @@ def model_config(
             )
         if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
             raise ValueError(
-                f"{folder}: its type_vocab_size of {config.type_vocab_size} tells no second text "
-                f"from a first: objective {settings.objective} needs two: use `objective='mlm'`"
+                f"{folder}: with its type_vocab_size of {config.type_vocab_size} it cannot read "
+                f"second texts, but objective {settings.objective} needs two: use `objective='mlm'`"
             )
         if longest > config.max_positions:
             name = "max_length" if settings.phase2_length is None else "phase2_length"
