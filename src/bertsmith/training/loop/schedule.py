@@ -23,7 +23,7 @@ class Budget:
             )
         name, amount = next(iter(given.items()))
         if not 0 < amount < math.inf:  # also refuses nan
-            raise ValueError(f"--{name} {amount}: must be above 0")
+            raise ValueError(f"`{name}={amount}`: must be above 0")
 
     @property
     def total(self) -> float:

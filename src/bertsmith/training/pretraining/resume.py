@@ -147,7 +147,7 @@ def _kept(run: RunFolder, stored: PretrainSettings, recipe: Recipe) -> set[str]:
         if there not in (None, *AUTO) and (was != now or here != there):
             print(
                 f"{run.path}: goes on with {was} = {here}, not the recipe's {now} = {there}: give"
-                f" --{now.replace('_', '-')} to change it",
+                f" {now} by itself to change it",
                 file=sys.stderr,
             )
     return kept
