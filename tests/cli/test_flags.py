@@ -10,8 +10,9 @@ import pytest
 from tyro.conf import Positional
 
 from bertsmith.base.settings import Advanced, Alias, Metavar
-from bertsmith.cli.flags import group_values, help_text, read_command
-from bertsmith.cli.main import COMMANDS, class_name, main
+from bertsmith.cli.flags import as_flags, flags_in_errors, group_values, help_text, read_command
+from bertsmith.cli.main import COMMANDS, ERRORS, class_name, main
+from bertsmith.cli.pretrain import Pretrain
 
 TWO_SCREENS = 2 * 50  # lines
 
@@ -134,3 +135,48 @@ def test_the_help_of_finetune_shows_what_its_task_reads(capsys):
     assert main(["finetune", "sst3", "--help"]) == 2
     assert main(["finetune", "sst3"]) == 2
     assert capsys.readouterr().err.count("unknown task 'sst3': did you mean 'sst2'?") == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("`rate`: lower `warmup`", "--rate: lower --warmup"),
+        ("`rate=1e-05`: no", "--rate 1e-05: no"),
+        ("`kind='bran'`: use `kind=\"meal\"`", "--kind bran: use --kind meal"),
+        (
+            "name another `out`, not `out='my `runs\\'s'`",
+            "name another --out, not --out my `runs's",
+        ),
+        ("`keep=[1, 2]` or `keep=(1, 2)`", "--keep 1 2 or --keep 1 2"),
+        ("`fine`, `fine=False`", "--no-fine, --no-fine"),
+        ("`fine=True` and `kind=` stay", "`fine=True` and `kind=` stay"),
+        ("`bertsmith corpus ... --out o`, `rates`", "`bertsmith corpus ... --out o`, `rates`"),
+        ("`inputs` is no flag", "`inputs` is no flag"),
+        ("runs/rate=2, a lone ` and `rate`", "runs/rate=2, a lone ` and --rate"),
+    ],
+)
+def test_settings_become_flags(message, expected):
+    assert as_flags(message, Grind) == expected
+
+
+def test_an_argument_of_another_name_becomes_a_flag():
+    message = "`recipe='fats'`: no such recipe; `resume=True`; leave `shard=False`"
+    assert as_flags(message, Pretrain) == (
+        "--config fats: no such recipe; --resume; leave `shard=False`"
+    )
+
+
+NAMED = [kind for kind in ERRORS if kind is not ModuleNotFoundError]  # it becomes a command of pip
+
+
+@pytest.mark.parametrize("kind", [*NAMED, ConnectionError, TimeoutError])
+def test_errors_of_every_type_name_flags(kind):
+    with pytest.raises(kind) as caught, flags_in_errors(Grind, *ERRORS):
+        raise kind("lower `rate`")
+    assert str(caught.value) == "lower --rate"
+
+
+def test_an_error_of_the_system_stays():
+    with pytest.raises(OSError) as caught, flags_in_errors(Grind, *ERRORS):
+        raise OSError(28, "No space left on device", "`out`")
+    assert (caught.value.errno, caught.value.filename) == (28, "`out`")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pydoc
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -246,3 +247,25 @@ def test_the_help_of_the_package_fits_five_screens():
     assert lines.index("DESCRIPTION") < 6 and "FUNCTIONS" in lines and "CLASSES" not in lines
     for name in set(dir(bertsmith)) - {"__version__"}:
         assert re.search(rf"\b{name}\b", "\n".join(lines)), name
+
+
+def test_tag_calls_its_argument_text(runs):
+    model = bertsmith.load(runs / "ner")
+    with pytest.raises(ValueError, match=r"^text\[1\] is a text, but text\[0\] is not"):
+        model.tag([["ann"], "saw"])
+    with pytest.raises(ValueError, match=r"^text\[1\] is None"):
+        model.tag(["ann", None])
+
+
+def test_choose_needs_no_columns_of_options(runs, tmp_path):
+    """A model that transformers trained does not say where its options stood."""
+    folder = tmp_path / "foreign"
+    shutil.copytree(runs / "swag", folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["bertsmith"]
+    (folder / "config.json").write_text(json.dumps(config))
+    options = ["sat on a mat", "saw"]
+    expected = bertsmith.load(runs / "swag").choose("the cat", options)
+    model = bertsmith.load(folder)
+    assert model.choose("the cat", options) == expected
+    assert "choose" in repr(model)

@@ -136,11 +136,11 @@ class RunFolder:
         if self.kind() == kind and not (self.path / RESULT_FILE).exists():
             return
         if self.exists():
-            raise ValueError(f"{self.path} holds a run already: name another --out")
+            raise ValueError(f"{self.path} holds a run already: name another `out`")
         for name in WRITTEN:
             if (self.path / name).exists():
                 raise ValueError(
-                    f"{self.path} holds '{name}', which is of no run: name another --out"
+                    f"{self.path} holds '{name}', which is of no run: name another `out`"
                 )
 
     @contextmanager
@@ -157,7 +157,7 @@ class RunFolder:
             if not begun and self.kind() is not None:
                 raise ValueError(
                     f"{self.path}: another process has begun a run here meanwhile: name another "
-                    "--out"
+                    "`out`"
                 )
             yield
 
@@ -179,7 +179,7 @@ class RunFolder:
     def _in_use(self) -> str:
         return (
             f"{self.path}: another process is training here right now: wait until it has ended, or "
-            "name another --out"
+            "name another `out`"
         )
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """Read result.json. Errors: ValueError when it is absent or damaged."""
-        return self._read(RESULT_FILE, "so the run has not ended: go on with --resume")
+        return self._read(RESULT_FILE, "so the run has not ended: go on with `resume=True`")
 
     def save_checkpoint(
         self,

@@ -48,6 +48,8 @@ def run_corpus(settings: Corpus) -> None:
     import time
 
     from bertsmith.base.terminal import counted
+    from bertsmith.cli.flags import as_flags
+    from bertsmith.cli.vocab import Vocab
     from bertsmith.corpus.build.build import build_store
     from bertsmith.corpus.store.verify import built_for
     from bertsmith.text.readers.documents import sample_lines
@@ -58,7 +60,8 @@ def run_corpus(settings: Corpus) -> None:
     tokenizer = Tokenizer.from_pretrained(settings.vocab)
     lines = sample_lines(settings.inputs, text_column=settings.text_column)
     if warning := lost_letters_warning(lines, tokenizer.normalization):
-        print(warning, flush=True)  # before the long work, which the user may not want now
+        # before the long work, which the user may not want now
+        print(as_flags(warning, Vocab), flush=True)
     with built_for(settings.out) as folder:
         manifest = build_store(settings.inputs, tokenizer, folder, _with_workers(settings))
     seconds = time.monotonic() - started

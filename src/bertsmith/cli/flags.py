@@ -7,6 +7,7 @@ dataclasses it inherits from are groups of flags, each a block of the help. What
     not_read(words)     names that this command line does not read, which its help leaves out
     check_first(words)  raises for a word that makes everything behind it pointless
     given               names of the flags on the command line, to tell them from defaults
+    arguments           names of the library's arguments that are flags under another name
 
 Markers of a field are in `base/settings.py`: `Advanced` flags are shown by `--help-all` alone.
 """
@@ -38,6 +39,9 @@ OTHER_NAMES = {  # what other programs call a flag
 WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
 VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
 EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+STRINGS = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+SETTING = re.compile(rf"`(\w+)(?:=({STRINGS}|[^`]+))?`")  # as Python writes it
 
 Command = TypeVar("Command")
 
@@ -167,23 +171,44 @@ def group_values(command: Any, group: type[Command]) -> Command:
 
 
 @contextlib.contextmanager
-def flags_in_errors(command: type) -> Iterator[None]:
-    """Make flags of the settings that an error names as Python writes them.
-
-    >>> with flags_in_errors(Answering):
-    ...     raise ValueError("precision='half': use precision='bf16'; runs/device=2 stays")
-    Traceback (most recent call last):
-    ValueError: --precision half: use --precision bf16; runs/device=2 stays
-    """
+def flags_in_errors(command: type, *errors: type[BaseException]) -> Iterator[None]:
+    """Make flags of the settings that errors of these types name, see `as_flags`."""
     try:
         yield
-    except ValueError as error:
-        flags = {flag.field: flag.flag for flag in command_flags(command) if not flag.is_positional}
-        setting = rf"(?<!\S)({'|'.join(flags) or '$'})=(?:(['\"])(.*?)\2)?"
-        message = re.sub(setting, lambda found: f"{flags[found[1]]} {found[3] or ''}", str(error))
-        if message != str(error):
-            error.args = (message,)
+    except errors as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (as_flags(error.args[0], command),)
         raise
+
+
+def as_flags(message: str, command: type) -> str:
+    """The message with flags in place of the command's settings, which stand between backquotes.
+
+    >>> as_flags("`precision='half'`: use `precision='bf16'`; see `nvidia-smi`", Answering)
+    '--precision half: use --precision bf16; see `nvidia-smi`'
+
+    `arguments` of the command are names of the library's that are flags under another name.
+    """
+    flags = {flag.field: flag for flag in command_flags(command) if not flag.is_positional}
+    fields = getattr(command, "arguments", {})
+
+    def rewritten(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        flag = flags.get(fields.get(name, name))
+        if flag is None:
+            return found[0]
+        is_switch = value in ("True", "False")  # whose flag says the other one than its default
+        if value is None or (is_switch and value != str(flag.default)):
+            return flag.flag
+        if is_switch:
+            return found[0]
+        if value[:1] in tuple("'\"[("):
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(value)
+        words = [value] if isinstance(value, str) else value
+        return " ".join([flag.flag, *map(str, words)])
+
+    return SETTING.sub(rewritten, message)
 
 
 def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

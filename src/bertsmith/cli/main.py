@@ -86,6 +86,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard", "train"),
 }
 FAILURES = OSError, MemoryError, RuntimeError, FloatingPointError
+ERRORS = *REFUSED_ERRORS, *FAILURES, KeyboardInterrupt  # that become one line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has enough. Python would complain at exit when it flushes again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (*REFUSED_ERRORS, *FAILURES, KeyboardInterrupt) as error:
+    except ERRORS as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] not in EXTRAS:
             raise
         if debug:
@@ -186,11 +187,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
             f"shares its work among them: start `bertsmith {name}` without torchrun"
         )
     module = importlib.import_module(f"bertsmith.cli.{COMMANDS[name][0]}")
-    command = read_command(getattr(module, class_name(name)), name, words)
-    if command is None:
-        return 0
-    with flags_in_errors(type(command)):
-        return getattr(module, function_name(name))(command) or 0
+    kind = getattr(module, class_name(name))
+    with flags_in_errors(kind, *ERRORS):
+        command = read_command(kind, name, words)
+        return 0 if command is None else getattr(module, function_name(name))(command) or 0
 
 
 def reference() -> str:

@@ -57,6 +57,7 @@ class Pretrain(PretrainSettings):
     """
 
     common = ("out", "config", "size", "minutes", "resume")
+    arguments = {"recipe": "config"}
 
     corpus: Annotated[list[str], Metavar("STORE...")]
     """Token store made by `bertsmith corpus`, a folder or a URL; or several with the shares of

@@ -15,7 +15,7 @@ import tyro
 import bertsmith
 from bertsmith.base.processes import usable_cores
 from bertsmith.base.settings import Metavar
-from bertsmith.cli.flags import TextInput
+from bertsmith.cli.flags import TextInput, as_flags
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def report(tokenizer: bertsmith.Tokenizer, lines: list[str]) -> None:
         f"{len(encoded.ids) / words:.2f} pieces a word, {unknown / words:.2%} of the words unknown"
     )
     if warning := lost_letters_warning(lines, tokenizer.normalization):
-        print(warning)
+        print(as_flags(warning, Vocab))
 
 
 MAX_NAME = 18  # characters of a vocabulary's name above its column
@@ -240,7 +240,7 @@ def rows(figures: dict[str, Any]) -> Iterator[str]:
     yield from repeated_lines(text["duplicate_lines"])
     for side in sides:
         if side["altered_letters"]["warning"]:
-            yield f"{side['name']}: {side['altered_letters']['warning']}"
+            yield as_flags(f"{side['name']}: {side['altered_letters']['warning']}", Vocab)
 
 
 def _table(sides: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -357,7 +357,7 @@ def run_vocab_extend(settings: VocabExtend) -> None:
     least = {"add": 0, "min_frequency": 1, "workers": 1}
     for name, minimum in least.items():
         if (value := getattr(settings, name)) is not None and value < minimum:
-            raise ValueError(f"{name}={value}: must be {minimum} or more")
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be {minimum} or more")
     folder = open_model_folder(settings.model)
     tokenizer = bertsmith.Tokenizer.from_pretrained(folder)
     old, asked, frequency = tokenizer.vocabulary, settings.add, settings.min_frequency

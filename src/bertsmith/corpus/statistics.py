@@ -36,7 +36,7 @@ def corpus_statistics(
     text_column: str = "text",
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """The statistics of a corpus, all of it JSON; docs/how-to/corpus.md explains the keys.
+    """The statistics of a corpus, all of it JSON; docs/reference/formats.md explains the keys.
 
     near: look for near duplicates too, which needs the package rensa. limit: bytes of text after
     which the reading ends.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +28,6 @@ from bertsmith.training.finetuning.request import (
     check_folders,
     check_task_type,
     check_tokens_per_window,
-    in_python,
     make_task,
     parse_seeds,
 )
@@ -86,8 +85,9 @@ def finetune(
 
     `task` is a data set, or what your own files are about: classify, regress, multilabel, choice,
     tag, answer. `data` is a training file, or a folder with train and dev files; `model` a run, a
-    Hugging Face folder or a hub name. `settings` are the fields of `Request`, which are the
-    command's flags: `text_pair="premise"` is --text-pair. A stopped run resumes by the same call.
+    Hugging Face folder or a hub name. `settings` are the fields of `Request`, such as
+    `text_pair="premise"`: `bertsmith finetune --help-all` explains them. A stopped run resumes by
+    the same call.
 
     Errors: ValueError for anything that cannot be, before training where it can be known;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError when no seed came to its end.
@@ -96,13 +96,9 @@ def finetune(
         seeds = ",".join(map(str, seeds))
     values = {"task": task, "data": data, "model": str(model), "out": out, "seeds": str(seeds)}
     with_given = {**values, **settings, "given": tuple(settings)}
-    known = [field.name for field in fields(Request)]
-    try:
-        request = from_mapping(Request, with_given, "finetune()")
-        check_flags(request)
-        result, _ = run_request(request)
-    except ValueError as error:
-        raise ValueError(in_python(str(error), known)) from error
+    request = from_mapping(Request, with_given, "finetune()")
+    check_flags(request)
+    result, _ = run_request(request)
     by_seed = {int(seed): metrics for seed, metrics in result["seeds"].items()}
     names = next(iter(by_seed.values()))
     return FinetuneResult(
@@ -146,7 +142,7 @@ def run_request(
     if task.task_type == "classify" and is_tuned:
         check_two_classes(names)
     if task.main_metric == "f1" and task.name == "classify" and request.positive is None:
-        _tell(f"f1 is that of '{names[1]}': --positive names the other")
+        _tell(f"f1 is that of '{names[1]}', as no class is named as positive")
     _tell(task_type.summarize(train, next(iter(dev.values()))))
     outputs = None
     hashes = files["data_sha256"]

@@ -136,13 +136,13 @@ def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
 def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
     """Errors: ValueError for a folder that must not be written into."""
     if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something that no quickstart wrote: name another --out")
+        raise ValueError(f"{out} holds something that no quickstart wrote: name another `out`")
     for path in corpus:
         if out.resolve() in path.resolve().parents:
-            raise ValueError(f"{path} lies in {out}, which is written anew: name another --out")
+            raise ValueError(f"{path} lies in {out}, which is written anew: name another `out`")
         # the corpus is read several times, also after the first files of ours
         if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-            raise ValueError(f"{out} lies in the corpus {path}: name an --out outside of it")
+            raise ValueError(f"{out} lies in the corpus {path}: name an `out` outside of it")
 
 
 @contextmanager
@@ -293,8 +293,7 @@ def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> 
     >>> verdict({**scratch, "mean": 0.65}, scratch, 2000)
     'Pre-training helps by 18.0 points.'
     >>> verdict({**scratch, "mean": 0.48}, scratch, 40)
-    'The 40 steps of pre-training make no difference beyond chance (+1.0 points); give more \
---minutes.'
+    'The 40 steps of pre-training make no difference beyond chance (+1.0 points); train longer.'
     """
     gain = 100 * (pretrained["mean"] - scratch["mean"])
     variance = sum(side["spread"] ** 2 / len(side["accuracies"]) for side in (pretrained, scratch))
@@ -303,4 +302,4 @@ def verdict(pretrained: dict[str, Any], scratch: dict[str, Any], steps: int) -> 
     found = f"make no difference beyond chance ({gain:+.1f} points)"
     if gain < -200 * variance**0.5:
         found = f"cost {-gain:.1f} points: too few to help"
-    return f"The {steps:,} steps of pre-training {found}; give more --minutes."
+    return f"The {steps:,} steps of pre-training {found}; train longer."

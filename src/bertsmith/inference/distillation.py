@@ -44,8 +44,8 @@ class Teacher:
         """
         if task.task_type not in TAUGHT:
             raise ValueError(
-                f"teacher={str(folder)!r}: a model of kind '{task.task_type}' cannot be taught: its"
-                f" outputs are of tokens, not of texts; for {', '.join(TAUGHT)}"
+                f"`teacher={str(folder)!r}`: a model of kind '{task.task_type}' cannot be taught:"
+                f" its outputs are of tokens, not of texts; for {', '.join(TAUGHT)}"
             )
         predictor = Predictor(folder, engine)
         own = predictor.model_task
@@ -65,7 +65,7 @@ class Teacher:
             read, has = ("single texts", "pairs") if task.text_pair else ("pairs", "single texts")
             trouble = f"it reads {read}, but the task has {has}"
         if trouble:
-            raise ValueError(f"teacher={str(folder)!r}: {trouble}")
+            raise ValueError(f"`teacher={str(folder)!r}`: {trouble}")
         _ = predictor.task_model  # a head that does not fit is refused now
         return cls(predictor, ModelTask(task, tuple(label_names), own.encoding))
 

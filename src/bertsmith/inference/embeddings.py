@@ -90,15 +90,15 @@ def embed(
     positions, tokenizer, prompt = model.config.max_positions, model.tokenizer, pooling.prompt
     max_length = positions if pooling.max_length is None else pooling.max_length
     if not 3 <= max_length <= positions:
-        raise ValueError(f"max_length={max_length}: the model reads 3 to {positions} tokens")
+        raise ValueError(f"`max_length={max_length}`: the model reads 3 to {positions} tokens")
     if pooling.lowercase and not tokenizer.normalization.lowercase:
         lower = replace(tokenizer.normalization, lowercase=True)
         tokenizer = Tokenizer(tokenizer.vocabulary, lower)
     prompt_length = 1 + len(tokenizer.encode_batch([prompt], offsets=False).ids)  # [CLS]
     if prompt_length + 2 > max_length:
         raise ValueError(
-            f"max_length={max_length}: the prompt {prompt!r:.40} leaves no room for a text: shorten"
-            " it, or raise the length"
+            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
+            " shorten it, or raise the length"
         )
     features = text_features(tokenizer, [prompt + text for text in texts], max_length)
     skip = 0 if pooling.pools_prompt or not prompt else prompt_length
@@ -138,7 +138,7 @@ def pooling_settings(
         if unknown:
             raise ValueError(
                 f"{folder}: its vectors are {unknown}, which is not known here: read it with"
-                " sentence-transformers, or otherwise than it was trained with pool='mean'"
+                " sentence-transformers, or otherwise than it was trained with `pool='mean'`"
             )
         pool = cast(Pool, trained.pool or "mean")
     return PoolingSettings(
@@ -288,7 +288,7 @@ class Whitening:
     def check(cls, texts: int, size: int, dimensions: int | None) -> None:
         """Errors: ValueError for no more texts than directions, more dimensions than there are."""
         if dimensions is not None and not 1 <= dimensions <= size:
-            raise ValueError(f"dimensions={dimensions}: the model's vectors have 1 to {size}")
+            raise ValueError(f"`dimensions={dimensions}`: the model's vectors have 1 to {size}")
         if texts <= (dimensions or size):  # their differences from the mean are one fewer
             raise cls._too_few(texts, max(texts - 1, 0), dimensions or size)
 

@@ -79,5 +79,5 @@ def _check_columns(first: Predictor, other: Predictor) -> None:
             )
         raise ValueError(
             f"{other.folder}: reads the column '{theirs}', but {first.folder} '{ours}': if both"
-            f" hold the same texts, name that of the input, such as {name}={ours!r}"
+            f" hold the same texts, name that of the input, such as `{name}={ours!r}`"
         )

@@ -13,10 +13,8 @@ from bertsmith.inference.model_task import read_model_task
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.tasks.examples import single_file
 from bertsmith.tasks.task import Task
-from bertsmith.training.finetuning.request import check_reads, in_python
+from bertsmith.training.finetuning.request import check_reads
 from bertsmith.training.finetuning.task_types.base import TaskType
-
-COLUMNS = ("text", "text_pair", "label")
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,19 +63,15 @@ def evaluate(
 
     Errors: ValueError for a model that was not fine-tuned, or data that cannot be read.
     """
-    try:
-        predictor = model if isinstance(model, Predictor) else load(model)
-        columns = {"text": text, "text_pair": text_pair, "label": label}
-        return evaluate_files(predictor, Path(data), columns, skip_unlabelled)
-    except ValueError as error:
-        names = (*COLUMNS, "skip_unlabelled", "data", "model")
-        raise ValueError(in_python(str(error), names)) from error
+    predictor = model if isinstance(model, Predictor) else load(model)
+    columns = {"text": text, "text_pair": text_pair, "label": label}
+    return evaluate_files(predictor, Path(data), columns, skip_unlabelled)
 
 
 def evaluate_files(
     predictor: Predictor, data: Path, columns: dict[str, str | None], skip_unlabelled: bool
 ) -> Evaluation:
-    """Measure on the files of `data`. Errors: as `evaluate`, with the command's flags."""
+    """Measure on the files of `data`. Errors: as `evaluate`."""
     trained_for = predictor.model_task
     model_task, task_type = read_model_task(predictor.folder, **columns), predictor.task_type
     task, results = model_task.task, {}
@@ -116,7 +110,7 @@ def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[s
     files = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
     found = {split: path for split, path in files.items() if path is not None}
     if not found:
-        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with --data")
+        raise ValueError(f"{data}: no labelled test or dev file; name the file itself with `data`")
     if test:
         names = ", ".join(map(str, found.values()))
         print(f"{test}: no labels (column '{task.label}'): measured on {names}", file=sys.stderr)

@@ -65,10 +65,12 @@ class Extraction:
     def __post_init__(self) -> None:
         for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
             if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name}={value!r}: known are {', '.join(known)}")
+                raise ValueError(f"`{name}={value!r}`: known are {', '.join(known)}")
         if self.encoding.max_length > self.config.max_positions:
             positions = self.config.max_positions
-            raise ValueError(f"max_length={self.max_length}: the model knows {positions} positions")
+            raise ValueError(
+                f"`max_length={self.max_length}`: the model knows {positions} positions"
+            )
         _ = self.numbers  # refuse other layers now
 
     @functools.cached_property
@@ -232,20 +234,20 @@ def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
     for part in named.get(text, text).split(","):
         span = re.fullmatch(r"(-?\d+)(?:\.\.(-?\d+))?", part.strip())
         if not span:
-            raise ValueError(f"layers={text!r}: write last, all, -1, -4..-1 or 0,6,12")
+            raise ValueError(f"`layers={text!r}`: write last, all, -1, -4..-1 or 0,6,12")
         ends = [int(end) for end in span.groups() if end is not None]
         for end in ends:
             if not -num_layers - 1 <= end <= num_layers:
                 raise ValueError(
-                    f"layers={text!r}: the model has the layers 0 (embeddings) to {num_layers}, "
+                    f"`layers={text!r}`: the model has the layers 0 (embeddings) to {num_layers}, "
                     f"from behind -1 to {-num_layers - 1}, but no {end}"
                 )
         first, last = (end % (num_layers + 1) for end in (ends[0], ends[-1]))
         layers += range(first, last + 1)
         if first > last:
-            raise ValueError(f"layers={text!r}: {part} begins behind its end")
+            raise ValueError(f"`layers={text!r}`: {part} begins behind its end")
     if len(set(layers)) < len(layers):
-        raise ValueError(f"layers={text!r}: a layer is named twice")
+        raise ValueError(f"`layers={text!r}`: a layer is named twice")
     return tuple(layers)
 
 

@@ -200,7 +200,7 @@ OPEN = -1  # in place of a piece: not filled yet
 
 def _check_top(top: int) -> None:
     if top < 1:
-        raise ValueError(f"top={top}: ask for at least 1 answer")
+        raise ValueError(f"`top={top}`: ask for at least 1 answer")
 
 
 def fill_words(
@@ -218,11 +218,11 @@ def fill_words(
     """
     _check_top(top)
     if max_pieces < 1:
-        raise ValueError(f"max_pieces={max_pieces}: allow at least 1 piece")
+        raise ValueError(f"`max_pieces={max_pieces}`: allow at least 1 piece")
     masks = max(1, text.count(MASK))
     if (combinations := max_pieces**masks) > MAX_COMBINATIONS:
         raise ValueError(
-            f"max_pieces={max_pieces}: {masks} masks of 1 to {max_pieces} pieces are "
+            f"`max_pieces={max_pieces}`: {masks} masks of 1 to {max_pieces} pieces are "
             f"{combinations:,} combinations, at most {MAX_COMBINATIONS}: lower it, or write "
             "fewer [MASK]"
         )

@@ -27,17 +27,32 @@ HEAD_KINDS = {
     OptionScorer: "choice",
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+UNNAMED = ("",)  # columns of options
 
 
 def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
-    """Task, classes, encoding and decision of a fine-tuned model.
+    """Task, classes, encoding and decision of a fine-tuned model that answers files.
 
     `columns` (text, text_pair, label) that are given go before those of training. Without a
     run.json, as of a model that transformers trained, its settings of the task (task, text, options
     ...) may stand in config.json under "bertsmith".
 
-    Errors: ValueError for a folder whose model was not fine-tuned, or whose options nothing names,
-    and for a second text where it was trained on single ones.
+    Errors: ValueError as `task_of_texts`, and where nothing names the columns of options.
+    """
+    found = task_of_texts(folder, **columns)
+    if found.task.options == UNNAMED:
+        raise ValueError(
+            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
+            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
+        )
+    return found
+
+
+def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
+    """As `read_model_task`, also where nothing names the columns of options.
+
+    Errors: ValueError for a folder whose model was not fine-tuned, and for a second text where it
+    was trained on single ones.
     """
     stored, own = read_stored_config(folder), read_extra_config(folder)
     record = read_run(folder)
@@ -57,10 +72,7 @@ def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
         guessed = "regress" if len(names) == 1 else "classify"
     task_type, settings = own.get("kind", guessed), record.get("settings", own)
     if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
-        raise ValueError(
-            f"{folder}: nothing says which columns its options are: write into {CONFIG_FILE} "
-            '"bertsmith": {"task": "swag"} or {"text": "context", "options": ["first", "second"]}'
-        )
+        settings = settings | {"options": UNNAMED}
     task = _task(task_type, settings, columns)
     encoding = stored_encoding(own, read_config(folder).max_positions)
     with_names = task.task_type in ("classify", "multilabel", "tag")
@@ -74,8 +86,8 @@ def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | Non
     # questions may have been trained on JSON, which has no columns
     if "text_pair" in given and pair is None and task_type != "answer":
         raise ValueError(
-            f"text_pair={given['text_pair']!r}: the model was trained without a second text: leave"
-            " it out"
+            f"`text_pair={given['text_pair']!r}`: the model was trained without a second text:"
+            " leave it out"
         )
     if published is not None:
         task = replace(published, **given)

@@ -26,7 +26,7 @@ from bertsmith.inference.answers import (
 )
 from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
 from bertsmith.inference.fill import MaskFiller
-from bertsmith.inference.model_task import read_model_task, read_run
+from bertsmith.inference.model_task import read_run, task_of_texts
 from bertsmith.inference.precision import Compute, try_bf16
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import BareModel, PreTrainingModel, TaskModel
@@ -97,7 +97,7 @@ class Predictor:
 
     @functools.cached_property
     def methods(self) -> tuple[str, ...]:
-        """The methods that this model can do. Errors: ValueError as `read_model_task`."""
+        """The methods that this model can do. Errors: ValueError as `task_of_texts`."""
         head = model_class(self.folder)
         if head is PreTrainingModel and not self.config.causal:
             return "fill", "embed", "features"
@@ -157,11 +157,11 @@ class Predictor:
             first, second = _pairs(text, text_pair, ("text", "text_pair"))
         task = self.model_task.task
         if task.text_pair is not None and second is None:
-            raise ValueError(f"{self.folder}: trained on pairs of texts: give text_pair, too")
+            raise ValueError(f"{self.folder}: trained on pairs of texts: give `text_pair`, too")
         # others than bertsmith do not say what columns a model of own data was trained on
         says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
         if task.text_pair is None and second is not None and (says or read_run(self.folder)):
-            raise ValueError(f"{self.folder}: trained on single texts: leave text_pair out")
+            raise ValueError(f"{self.folder}: trained on single texts: leave `text_pair` out")
         if not first:
             return []
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
@@ -384,7 +384,7 @@ class Predictor:
     @functools.cached_property
     def model_task(self) -> ModelTask:
         """The task of the model. Errors: ValueError for a model that was not fine-tuned."""
-        return read_model_task(self.folder)
+        return task_of_texts(self.folder)
 
     @functools.cached_property
     def task_model(self) -> TaskModel:

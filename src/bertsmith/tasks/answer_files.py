@@ -25,7 +25,7 @@ from bertsmith.text.readers.tables import column_names, file_suffix, read_column
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written
-COLUMN = "text"  # of a table without --text
+COLUMN = "text"  # of a table where none is named
 
 
 def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
@@ -45,9 +45,9 @@ def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
         if not rows:
             raise ValueError(f"{source}: no text in it")
         return rows
-    wanted = {task.text: "--text"}
+    wanted = {task.text: "`text`"}
     if task.text_pair is not None:
-        wanted[task.text_pair] = "--text-pair"
+        wanted[task.text_pair] = "`text_pair`"
     columns, lines = read_columns(path, wanted, task.header)
     for name in wanted:
         may_miss = bool(task.options) and name == task.text_pair
@@ -86,7 +86,8 @@ def is_lines(source: str, task: Task) -> bool:
 def no_columns(source: str | Path, column: str) -> ValueError:
     """The error for a column that is named for a text a line."""
     return ValueError(
-        f"--text {column}: {source} is a text a line and has no column '{column}': leave --text out"
+        f"`text={column!r}`: {source} is a text a line and has no column '{column}': leave"
+        " `text` out"
     )
 
 
@@ -145,7 +146,7 @@ def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str]
             raise ValueError(f"{source}: no text in it")
         return texts, list(range(1, len(texts) + 1))
     column = column or COLUMN
-    columns, lines = read_columns(path, {column: "--text"})
+    columns, lines = read_columns(path, {column: "`text`"})
     return check_texts(columns[column], column, path, lines, may_be_empty=True), lines
 
 
@@ -186,7 +187,7 @@ def answer_names(
     cannot hold.
     """
     if out.suffix not in OUTPUTS:
-        raise ValueError(f"{out}: cannot write '{out.suffix}': end --out in {', '.join(OUTPUTS)}")
+        raise ValueError(f"{out}: cannot write '{out.suffix}': end `out` in {', '.join(OUTPUTS)}")
     taken = {name for row in rows for name in row}
     names = {}
     for name in columns:
@@ -206,7 +207,7 @@ def check_tsv(rows: Sequence[Mapping[Any, Any]], noun: str = "row") -> None:
             if any(mark in f"{name}{value}" for mark in "\t\r\n"):
                 raise ValueError(
                     f"{noun} {number}: '{name}' holds a tab or a line break, which a .tsv "
-                    "cannot: end --out in .csv or .jsonl"
+                    "cannot: end `out` in .csv or .jsonl"
                 )
 
 

@@ -123,7 +123,7 @@ class Examples(LabelledExamples):
 
 
 def find_file(task: Task, data: Path, split: str) -> Path | None:
-    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) in --data, or None.
+    """The file of `split` ("train", "dev", "test", "dev_mismatched" ...) in `data`, or None.
 
     In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
     .arrow ("validation", "valid" and "val" are names for dev too), then HUGGING_FACE, as a path
@@ -134,7 +134,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
     if single := single_file(data):
         return single if split == "train" else None
     if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (--data)")
+        raise ValueError(f"{data}: no such file or folder (`data`)")
     stems = (split, *OTHER_NAMES.get(split, ()))
     names = [
         *task.files.get(split, ()),
@@ -146,7 +146,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
             return data / name
     if split == "train":
         looked = ", ".join(dict.fromkeys(names))
-        raise ValueError(f"{data}: no training file (--data); looked for {looked}")
+        raise ValueError(f"{data}: no training file (`data`); looked for {looked}")
     return None
 
 
@@ -165,7 +165,7 @@ def is_labelled(path: Path, task: Task) -> bool:
     names = column_names(path) if file_suffix(path) else []
     if task.text not in names or task.label not in names:
         return task.text not in names
-    columns, _ = read_columns(path, {task.label: "--label"}, task.header)
+    columns, _ = read_columns(path, {task.label: "`label`"}, task.header)
     labels = (cell.get("text") if isinstance(cell, dict) else cell for cell in columns[task.label])
     return any(
         label != [] and not is_missing(label) and parse_number(label) != -1 for label in labels
@@ -197,12 +197,14 @@ def read_task(
 
     Rows without a label and broken ones are left out where the task says so.
     """
-    flags = {task.text: "--text", task.text_pair: "--text-pair"}
-    flags |= dict.fromkeys(task.options, "--options")
+    askers = {task.text: "`text`", task.text_pair: "`text_pair`"}
+    askers |= dict.fromkeys(task.options, "`options`")
     if need_labels:
-        flags[task.label] = "--label"
+        askers[task.label] = "`label`"
     is_own = task.name in OWN_KINDS
-    wanted = {name: flag if is_own else f"task {task.name}" for name, flag in flags.items() if name}
+    wanted = {
+        name: asker if is_own else f"task {task.name}" for name, asker in askers.items() if name
+    }
     columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 
@@ -246,7 +248,7 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
     in_dev = in_dev[original]
     if not in_dev.any():
         raise ValueError(
-            f"{examples.source}: too few examples to split a dev set off: name one with --dev"
+            f"{examples.source}: too few examples to split a dev set off: name one with `dev`"
         )
     return examples.select(np.flatnonzero(~in_dev)), examples.select(np.flatnonzero(in_dev))
 

@@ -28,9 +28,9 @@ from bertsmith.text.tokenizer.rows import (
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 HINTS = {
-    "cut": "--long-texts head-tail or windows, or a larger --max-length, reads more of them",
-    "head-tail": "--long-texts windows or a larger --max-length reads all of them",
-    "windows": "a larger --max-length reads more of them",
+    "cut": "windows, head and tail, or a larger maximum length read more of them",
+    "head-tail": "windows or a larger maximum length read all of them",
+    "windows": "a larger maximum length reads more of them",
 }
 SORTED_TOGETHER = 50  # batches: little padding, yet an order that stays random
 
@@ -96,7 +96,7 @@ class Features:
         return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
 
     def long_hint(self, encoding: EncodingSettings) -> str:
-        """The flags of fine-tuning by which more of the texts would be read."""
+        """What would read more of the texts, in words for users of Python and of commands."""
         return HINTS[encoding.long_texts]
 
     def of_rows(self, indices: np.ndarray) -> Features:

@@ -94,8 +94,8 @@ def _parse_classes(
     if cells.is_train and positive is not None:
         if positive not in names or len(names) != 2:
             raise ValueError(
-                f"--positive {positive}: the labels of column '{cells.column}' of {cells.path} are"
-                f" {listed(names)}: name one of two"
+                f"`positive={positive!r}`: the labels of column '{cells.column}' of {cells.path}"
+                f" are {listed(names)}: name one of two"
             )
         names = tuple(sorted(names, key=lambda name: name == positive))
     indices = {name: index for index, name in enumerate(names)}
@@ -189,7 +189,7 @@ def is_missing(value: Any) -> bool:
 def label_hint(task: Task) -> str:
     """The hint for a row without a label; the file of a data set should be as published."""
     if task.name in OWN_KINDS:
-        return "give it one, or leave such rows out with --skip-unlabelled"
+        return "give it one, or leave such rows out with `skip_unlabelled=True`"
     return "give it one, or leave the row out"
 
 

@@ -67,7 +67,7 @@ def compute_metrics(
     if task_type == "regress":
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
-            raise ValueError("the model's answers are not finite numbers: lower --learning-rate")
+            raise ValueError("the model's answers are not finite numbers: lower `learning_rate`")
     try:
         from sklearn import metrics as sklearn
     except ModuleNotFoundError as error:
@@ -180,8 +180,8 @@ def check_two_classes(label_names: Sequence[str]) -> None:
     """Errors: ValueError where more than one threshold would be needed to choose a class."""
     if len(label_names) != 2:
         raise ValueError(
-            "--tune-thresholds: for two classes or several labels, but there are"
-            f" {len(label_names)} classes: leave it out, or use --class-weights balanced"
+            "`tune_thresholds`: for two classes or several labels, but there are"
+            f" {len(label_names)} classes: leave it out, or use `class_weights='balanced'`"
         )
 
 

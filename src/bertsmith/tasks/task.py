@@ -273,15 +273,15 @@ def own_task(
     for name in columns:
         if name is not None and columns.count(name) > 1:
             raise ValueError(
-                f"column '{name}' is named twice: --text, --text-pair, --label and --options"
+                f"column '{name}' is named twice: `text`, `text_pair`, `label` and `options`"
                 " must name different columns"
             )
     if len(separator) != 1:
         raise ValueError(f"separator {separator!r}: name one character, such as ',' or '|'")
     if task_type == "choice" and not options:
-        raise ValueError("choice needs --options, the columns of the options")
+        raise ValueError("choice needs `options`, the columns of the options")
     if task_type != "choice" and options:
-        raise ValueError(f"--options are for choice, not for {task_type}")
+        raise ValueError(f"`options` are for choice, not for {task_type}")
     return Task(
         task_type,
         task_type,

@@ -140,14 +140,16 @@ def choose_engine(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r}: this PyTorch sees no CUDA device; use device='cpu'")
+        raise ValueError(
+            f"`device={device!r}`: this PyTorch sees no CUDA device; use `device='cpu'`"
+        )
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device={device!r}: use cpu, cuda or cuda:N") from error
+        raise ValueError(f"`device={device!r}`: use cpu, cuda or cuda:N") from error
     count = max(1, torch.cuda.device_count())
     if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
-        raise ValueError(f"device={device!r}: this machine has no such device for training")
+        raise ValueError(f"`device={device!r}`: this machine has no such device for training")
     chosen = ranks.device(chosen)
     # pages of 2 MB make a step and the first touch of memory faster (docs/design/speed.md); PyTorch
     # reads this when the process makes its first tensor; a user's own setting stands
@@ -156,20 +158,21 @@ def choose_engine(
         precision = "bf16" if has_bf16(chosen) else "float32"
     if precision not in PRECISIONS:
         known = ", ".join((*AUTO, *PRECISIONS))
-        raise ValueError(f"precision={precision!r}: known are {known}")
+        raise ValueError(f"`precision={precision!r}`: known are {known}")
     if precision == "bf16" and chosen.type == "cuda" and not has_bf16(chosen):
-        raise ValueError(f"precision='bf16': {chosen} has no bf16 products; use float32")
+        raise ValueError(f"`precision='bf16'`: {chosen} has no bf16 products; use float32")
     if precision == "float8" and not has_float8(chosen):
-        raise ValueError(f"precision='float8': {chosen} has no float8 products; use bf16")
+        raise ValueError(f"`precision='float8'`: {chosen} has no float8 products; use bf16")
     if precision == "int8" and not has_int8(chosen):
         raise ValueError(
-            f"precision='int8': {chosen} has no AVX-512 VNNI and bf16; use bf16 or float32"
+            f"`precision='int8'`: {chosen} has no AVX-512 VNNI and bf16; use bf16 or float32"
         )
     cores = max(1, usable_cores() // ranks.local_size)
     if threads is not None and not 1 <= threads <= cores:
         shared = f" for {ranks.local_size} ranks" if ranks.local_size > 1 else ""
         raise ValueError(
-            f"threads={threads}: this machine has {usable_cores()} cores{shared}; give 1 to {cores}"
+            f"`threads={threads}`: this machine has {usable_cores()} cores{shared};"
+            f" give 1 to {cores}"
         )
     if threads is None:  # PyTorch's number; of several ranks torchrun has made that 1
         threads = cores if ranks.size > 1 else min(cores, torch.get_num_threads())

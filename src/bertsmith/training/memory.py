@@ -125,7 +125,7 @@ def out_of_memory(
     length: int | None,
     size: str | None,
     activation_checkpointing: bool,
-    length_flag: str = "--max-length",
+    length_name: str = "max_length",
 ) -> str | None:
     """Settings that lower the memory, in one line; None for any other error.
 
@@ -136,10 +136,10 @@ def out_of_memory(
     if not is_known and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return None
     cures = [
-        *([f"lower --micro-batch-size (now {micro_batch})"] if micro_batch > 1 else []),
-        *([] if length is None else [f"lower {length_flag} (now {length})"]),
-        *([] if activation_checkpointing else ["add --activation-checkpointing"]),
-        *([] if size is None else [f"take a smaller --size (now {size})"]),
+        *([f"lower `micro_batch_size` (now {micro_batch})"] if micro_batch > 1 else []),
+        *([] if length is None else [f"lower `{length_name}` (now {length})"]),
+        *([] if activation_checkpointing else ["add `activation_checkpointing=True`"]),
+        *([] if size is None else [f"take a smaller `size` (now {size})"]),
     ]
     *others, last = cures or ["no setting of this run lowers it"]
     return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"

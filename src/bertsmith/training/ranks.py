@@ -119,7 +119,7 @@ class Ranks:
                 if value != first[name]:
                     raise ValueError(
                         f"{name} is {value} at rank {rank} and {first[name]} at rank 0: every rank "
-                        "needs the same command, and a --corpus and --out that all of them share"
+                        "needs the same command, and a `corpus` and `out` that all of them share"
                     )
 
     def device(self, named: torch.device) -> torch.device:
@@ -131,7 +131,8 @@ class Ranks:
             return named
         if named.index is not None:
             raise ValueError(
-                f"--device {named}: each of {self.size} ranks takes its own GPU: use --device cuda"
+                f"`device='{named}'`: each of {self.size} ranks takes its own GPU: use "
+                "`device='cuda'`"
             )
         if self.local_rank >= torch.cuda.device_count():
             raise ValueError(
@@ -186,8 +187,8 @@ def process_group(timeout: float) -> Iterator[Ranks]:
             raise
         raise ConnectionError(
             f"rank {rank} of {size} lost another one, which failed or did not answer for "
-            f"{timeout:g} s (--dist-timeout); see what the others print, then go on with --resume "
-            f"({str(error).strip().partition(chr(10))[0]})"
+            f"{timeout:g} s (`dist_timeout`); see what the others print, then go on with "
+            f"`resume=True` ({str(error).strip().partition(chr(10))[0]})"
         ) from error
 
 
@@ -373,12 +374,12 @@ def absent(missing: list[int], size: int, timeout: float) -> TimeoutError:
     """
     >>> print(absent([1, 3], size=4, timeout=60))
     ranks 1, 3 of 4 did not come within 60 s: see what they print, and whether their machines
-    reach MASTER_ADDR; --dist-timeout gives slow ones more time
+    reach MASTER_ADDR; `dist_timeout` gives slow ones more time
     """
     what = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     return TimeoutError(
         f"{what} of {size} did not come within {timeout:g} s: see what they print, and whether "
-        "their machines reach MASTER_ADDR; --dist-timeout gives slow ones more time"
+        "their machines reach MASTER_ADDR; `dist_timeout` gives slow ones more time"
     )
 
 

@@ -102,8 +102,8 @@ def build_store(
     if not uses_ray and workers != 1 and script and script.__name__ == "__mp_main__":
         # A worker, which imports its parent's script, comes here when the call is unguarded.
         raise ValueError(
-            f"workers = {workers} within a worker process: put the script's call of build_store "
-            "under `if __name__ == '__main__':`, or use workers=1"
+            f"`workers={workers}` within a worker process: put the script's call of build_store "
+            "under `if __name__ == '__main__':`, or use `workers=1`"
         )
     if settings.memory_mb is not None:
         workers = workers_within(settings.memory_mb, workers or usable_cores())
@@ -228,7 +228,7 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
     if job is not None and is_store:
         raise ValueError(
             f"{out}: holds a finished token store of other inputs or settings: "
-            "remove the folder or choose another --out"
+            "remove the folder or choose another `out`"
         )
     if found and not is_store:
         print(f"{out}: unfinished build of other inputs or settings: starts anew", file=sys.stderr)
@@ -237,7 +237,7 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
             if (out / name).exists():
                 raise ValueError(
                     f"{out}: holds the {name} of a vocabulary or model, which the store's own "
-                    "would replace: name another --out"
+                    "would replace: name another `out`"
                 )
     _clear(out)
     return {"job": job, "next": [0, 0], "text_bytes": 0, "shards": {split: [] for split in SPLITS}}
@@ -288,7 +288,7 @@ def _finish(
         raise ValueError(
             f"{', '.join(map(str, inputs))}: {train['documents'] + held_out['documents']} "
             f"document(s), of which {held_out['documents']} held out: next-sentence pairs need two "
-            "to train on: put a blank line between documents, or lower --held-out"
+            "to train on: put a blank line between documents, or lower `held_out`"
         )
     return finish_store(out, tokenizer, record["shards"], record["text_bytes"])
 

@@ -1,6 +1,6 @@
 """The text of a run: one token store, or several mixed by weights.
 
-    --corpus books=0.7 news=0.3
+    ["books=0.7", "news=0.3"]
 
 The store of each row is drawn by (seed, number of the row), and each store is read in its own
 shuffled order. The position holds where it stands in each store: to resume takes no time.

@@ -227,10 +227,10 @@ def check_float8(width: int, tokens: int) -> None:
     """Errors: ValueError for a hidden size, or tokens at once, of which no product is float8."""
     for what, number, hint in (
         ("hidden size", width, ""),
-        ("tokens at once (rows x length)", tokens, ", or another --micro-batch-size"),
+        ("tokens at once (rows x length)", tokens, ", or another `micro_batch_size`"),
     ):
         if number % MULTIPLE:
             raise ValueError(
-                f"--precision float8: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
-                f" else the products would be bf16: use --precision bf16{hint}"
+                f"`precision='float8'`: the {what}, {number:,}, must be a multiple of {MULTIPLE}:"
+                f" else the products would be bf16: use `precision='bf16'`{hint}"
             )

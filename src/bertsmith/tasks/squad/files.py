@@ -136,7 +136,7 @@ def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Que
     question or context, answers of another form, and what `Questions.of` refuses.
     """
     if task.text_pair is None:
-        raise ValueError(f"{path}: name the column of the contexts with --text-pair")
+        raise ValueError(f"{path}: name the column of the contexts with `text_pair`")
     columns, lines = read_task(path, task, need_answers)
     texts = check_texts(columns[task.text], task.text, path, lines)
     contexts = check_texts(columns[task.text_pair], task.text_pair, path, lines)

@@ -190,7 +190,7 @@ def split_questions(questions: Questions, share: float, seed: int) -> tuple[Ques
     distinct = np.unique(original)
     if len(distinct) < 2:
         raise ValueError(
-            f"{questions.source}: a single context cannot be split: name a dev set with --dev"
+            f"{questions.source}: a single context cannot be split: name a dev set with `dev`"
         )
     drawn = np.random.default_rng(seed).permutation(distinct)
     chosen = drawn[: dev_size(share, len(distinct))]

@@ -54,9 +54,7 @@ class Windows(Features):
 
     def long_hint(self, encoding: EncodingSettings) -> str:
         is_limit = max_question_tokens(encoding) == encoding.max_question_length
-        return (
-            f"a larger --{'max-question-length' if is_limit else 'max-length'} reads more of them"
-        )
+        return f"a larger maximum {'question ' * is_limit}length reads more of them"
 
     def characters(self, window: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Characters of the context that `tokens` [N], indices into `ids`, are from: [N, 2]."""

@@ -109,7 +109,7 @@ def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Enco
         raise ValueError(
             f"{sentences.source}:{sentences.lines[word]}: the word '{sentences.words[word]:.20}...'"
             f" has {lengths[word]} pieces, a row has room for {room}: divide it, remove it, or"
-            " allow a larger max_length"
+            " allow a larger `max_length`"
         )
     empty = np.flatnonzero(lengths == 0)
     ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)

@@ -96,14 +96,14 @@ def given_sentences(given: Any, scheme: Scheme) -> Sentences:
 
     Errors: ValueError for anything else.
     """
-    items = [given] if isinstance(given, str) else as_items(given, "texts")
+    items = [given] if isinstance(given, str) else as_items(given, "text")
     if not items or isinstance(items[0], str):
-        texts = as_texts(items)
+        texts = as_texts(items, "text")
         return _sentences(texts, list(map(word_spans, texts)), scheme, "texts")
     for k, item in enumerate(items):
         if isinstance(item, str):
-            raise ValueError(f"texts[{k}] is a text, but texts[0] is not: give texts, or lists")
-    rows = [as_texts(item, f"texts[{k}]") for k, item in enumerate(items)]
+            raise ValueError(f"text[{k}] is a text, but text[0] is not: give texts, or lists")
+    rows = [as_texts(item, f"text[{k}]") for k, item in enumerate(items)]
     spans = []
     for words in rows:
         ends = [end - 1 for end in itertools.accumulate(len(word) + 1 for word in words)]

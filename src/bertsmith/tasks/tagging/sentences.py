@@ -252,8 +252,8 @@ def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
 
 
 def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Columns) -> None:
-    flags = ("--text", "--label") if need_tags else ("--text",)
-    cells, lines = read_columns(path, dict(zip(columns, flags, strict=False)))
+    askers = ("`text`", "`label`") if need_tags else ("`text`",)
+    cells, lines = read_columns(path, dict(zip(columns, askers, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):
@@ -349,7 +349,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
         if len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(text, ("O",)):
             suffix = None
     if suffix is None and column is not None:
-        raise ValueError(f"--text {column}: {path} is read as CoNLL columns, the word first")
+        raise ValueError(f"`text={column!r}`: {path} is read as CoNLL columns, the word first")
     if suffix is None or (suffix in TABLES and _holds_lists(path, column)):
         sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
     else:
@@ -367,5 +367,5 @@ def _holds_lists(path: Path, column: str | None) -> bool:
     if column is None:  # a .parquet may have "text" in its place
         is_parquet = file_suffix(path) == ".parquet"
         return not is_parquet or any(TOKENS in column_names(part) for part in parts(path))
-    columns, _ = read_columns(path, {column: "--text"})
+    columns, _ = read_columns(path, {column: "`text`"})
     return isinstance(columns[column][0], list)

@@ -29,7 +29,7 @@ def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sent
     distinct = np.unique(original)
     if len(distinct) < 2:
         raise ValueError(
-            f"{sentences.source}: a single document cannot be split: name a dev set with --dev"
+            f"{sentences.source}: a single document cannot be split: name a dev set with `dev`"
         )
     labels, names = sentences.labels()
     # every entity has a B- in the classes, which are IOB2
@@ -42,7 +42,7 @@ def split_sentences(sentences: Sentences, share: float, seed: int) -> tuple[Sent
     if not chosen:
         raise ValueError(
             f"{sentences.source}: every document has a tag that no other has: name a dev set with"
-            " --dev"
+            " `dev`"
         )
     in_dev = np.repeat(np.isin(original, chosen), np.diff(edges))
     return sentences.select(np.flatnonzero(~in_dev)), sentences.select(np.flatnonzero(in_dev))

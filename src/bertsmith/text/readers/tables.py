@@ -180,7 +180,7 @@ def read_columns(
     header: Sequence[str] = (),
     leave_out_broken: bool = False,
 ) -> tuple[dict[str, list[Any]], list[int]]:
-    """Read the `wanted` columns (name -> who asks for it, e.g. "--label") of one file.
+    """Read the `wanted` columns (name -> who asks for it, such as "`label`") of one file.
 
     Returns ({name: N values}, N lines): 1-based lines on which rows start, or numbers of rows in
     parquet and arrow. Blank lines are skipped; a `*` in the name of a parquet or arrow file stands

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ BLOCK = 1 << 12  # symbols between the kernel's two halves: 32 KiB with their po
 RARE_WORDS, RARE_LENGTH = 1 << 14, 40  # number and length of those of the reference that are cached
 MAX_TEXT = 1 << 30  # characters; positions are kept in 32 bits
 NO_LIMIT = 1 << 40
+MODEL_INPUTS = "input_ids", "token_type_ids", "attention_mask"
 
 
 class Tokenizer:
@@ -168,6 +169,81 @@ class Tokenizer:
         return make_rows(
             first, second, self.vocabulary, max_length=max_length, truncation=truncation
         )
+
+    def tokenize(self, text: str) -> list[str]:
+        """The pieces of one text, without special tokens.
+
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> Tokenizer(Vocabulary(pieces)).tokenize("Playing!")
+        ['play', '##ing', '!']
+        """
+        return [self.vocabulary.pieces[k] for k in self.encode_batch([text], offsets=False).ids]
+
+    def encode(
+        self, text: str, text_pair: str | None = None, *, max_length: int | None = None
+    ) -> list[int]:
+        """The ids of [CLS] text [SEP] or of [CLS] text [SEP] second text [SEP], see `rows`.
+
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> Tokenizer(Vocabulary(pieces)).encode("playing", "play!", max_length=6)
+        [2, 5, 6, 3, 5, 3]
+        """
+        pairs = None if text_pair is None else [text_pair]
+        return self.rows([text], pairs, max_length=max_length, offsets=False).ids.tolist()
+
+    def __call__(
+        self,
+        text: str | Iterable[str],
+        text_pair: str | Iterable[str] | None = None,
+        *,
+        max_length: int | None = None,
+        padding: bool | Literal["max_length"] = False,
+        return_tensors: Literal["np"] | None = None,
+    ) -> dict[str, Any]:
+        """The input_ids, token_type_ids and attention_mask of a text or of several, as lists.
+
+        max_length      rows are cut to so many tokens, see `rows`; None: not at all
+        padding         True: to the longest row; "max_length": to `max_length`
+        return_tensors  "np": arrays, int64 [N, S], of which `torch.from_numpy` makes tensors
+
+        Unlike transformers', a "[MASK]" in a text is no special token.
+
+        >>> pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "!"]
+        >>> tokenizer = Tokenizer(Vocabulary(pieces))
+        >>> tokenizer("playing")
+        {'input_ids': [2, 5, 6, 3], 'token_type_ids': [0, 0, 0, 0], 'attention_mask': [1, 1, 1, 1]}
+        >>> tokenizer(["playing", "play"], padding=True)["input_ids"]
+        [[2, 5, 6, 3], [2, 5, 3, 0]]
+
+        Errors: ValueError as `rows`; for arrays of rows that are not of one length.
+        """
+        if return_tensors not in (None, "np"):
+            raise ValueError(
+                f"`return_tensors={return_tensors!r}`: known is np: `torch.from_numpy` makes "
+                "tensors of its arrays"
+            )
+        if padding == "max_length" and max_length is None:
+            raise ValueError("`padding='max_length'` needs `max_length`")
+        texts, pairs = as_texts(text, "text"), None
+        if text_pair is not None:
+            pairs = as_texts(text_pair, "text_pair")
+        rows = self.rows(texts, pairs, max_length=max_length, offsets=False)
+        lengths = np.diff(rows.boundaries)
+        width = max_length if padding == "max_length" else None
+        padded = rows.padded(self.vocabulary.pad_id, length=width)
+        arrays = dict(zip(MODEL_INPUTS, padded, strict=True))
+        if return_tensors is None:
+            ends = [None if padding else length for length in lengths]
+            lists = {
+                name: [row[:end].tolist() for row, end in zip(array, ends, strict=True)]
+                for name, array in arrays.items()
+            }
+            return (
+                {name: rows[0] for name, rows in lists.items()} if isinstance(text, str) else lists
+            )
+        if not padding and len(set(lengths.tolist())) > 1:
+            raise ValueError("arrays need rows of one length: use `padding=True`")
+        return {name: array.astype(np.int64) for name, array in arrays.items()}
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Join the pieces, with spaces between words; composed (NFC) if accents were stripped.

@@ -43,7 +43,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure named tokenizers on documents, which are read once, in bounded memory.
 
-    Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/how-to/vocabulary.md
+    Returns {"text": {...}, "vocabularies": [{...}, ...]}, all of it JSON; docs/reference/formats.md
     explains the keys. `megabytes`: million bytes of UTF-8 after which reading ends with the
     document. No document at all gives figures of 0.
     """

@@ -99,7 +99,7 @@ def train_vocabulary(
     special, keep = special_pieces(settings.reserve_unused), settings.keep
     if (least := len({*special, *keep})) >= size:  # found before hours of counting
         needs = f"special tokens and pieces to keep are {least:,}, without the text's characters"
-        raise ValueError(f"a vocabulary of {size:,} is too small: {needs}: use a larger --size")
+        raise ValueError(f"a vocabulary of {size:,} is too small: {needs}: use a larger `size`")
     words = count_words(documents, normalization, workers)
     if not words:
         raise ValueError("no words in the text: a vocabulary needs some text to learn from")
@@ -110,7 +110,7 @@ def train_vocabulary(
     if len(fixed) > size:
         kept = f", {len(set(keep)):,} pieces to keep" if keep else ""
         needs = f"special tokens{kept} and the text's {len(alphabet):,} characters"
-        hint = f"need --size {len(fixed)} or more (or fewer characters with --coverage)"
+        hint = f"need `size={len(fixed)}` or more (or fewer characters with `coverage`)"
         raise ValueError(f"a vocabulary of {size:,} is too small: {needs} {hint}")
     pieces, surplus = fixed.copy(), round(SURPLUS * (size - len(fixed)))
     with Progress("merging pieces", total=surplus, unit="pieces") as progress:
@@ -118,7 +118,7 @@ def train_vocabulary(
             pieces[piece] = None  # it may be there already, merged of other parts
             progress.update(done=len(pieces) - len(fixed))
     if len(pieces) < size:
-        hint = f"use --size {len(pieces)} or less, give more text, or lower --min-frequency"
+        hint = f"use `size={len(pieces)}` or less, give more text, or lower `min_frequency`"
         found = f"the text gives only {len(pieces):,} of {size:,} pieces"
         raise ValueError(f"{found}: {hint} ({settings.min_frequency})")
     encoded = Tokenizer(Vocabulary([*pieces]), normalization).encode_batch([*words], offsets=False)
@@ -150,7 +150,7 @@ def read_kept(path: Path, normalization: Normalization) -> list[str]:
     is absent, not UTF-8, or without a word.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file: --keep names a file with a word or piece a line")
+        raise ValueError(f"{path}: no such file: `keep` names a file with a word or piece a line")
     pieces = []
     for number, line in read_lines(path):
         if not line or line in SPECIAL:
@@ -160,10 +160,10 @@ def read_kept(path: Path, normalization: Normalization) -> list[str]:
         if len(words) != 1:
             becomes = f"{len(words)} words" if words else "no word"
             fault = f"{line!r:.60} becomes {becomes} when it is normalized"
-            raise ValueError(f"{path}:{number}: {fault}: --keep wants one word or ##piece a line")
+            raise ValueError(f"{path}:{number}: {fault}: `keep` wants one word or ##piece a line")
         pieces.append("##" * inside + words[0].characters)
     if not pieces:
-        raise ValueError(f"{path}: no words in it: --keep wants one word or ##piece a line")
+        raise ValueError(f"{path}: no words in it: `keep` wants one word or ##piece a line")
     return pieces
 
 

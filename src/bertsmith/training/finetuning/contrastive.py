@@ -74,10 +74,10 @@ def read_pairs(path: Path, text: str, text_pair: str, score: str | None = None) 
     that is no finite number, a column named twice.
     """
     task = own_task("regress", text, text_pair, "" if score is None else score)
-    task = replace(task, name="pairs")  # else messages would name flags of finetune
-    wanted = {text: "--text", text_pair: "--text-pair"}
+    task = replace(task, name="pairs")  # else messages would name settings of finetune
+    wanted = {text: "`text`", text_pair: "`text_pair`"}
     if score is not None:
-        wanted[score] = "--score"
+        wanted[score] = "`score`"
     columns, lines = read_columns(path, wanted)
     firsts, seconds = (check_texts(columns[name], name, path, lines) for name in (text, text_pair))
     scores = None
@@ -209,7 +209,7 @@ def train_sentence_vectors(
     model, positions = loaded.model, loaded.model.config.max_positions
     if not 3 <= settings.max_length <= positions:
         raise ValueError(
-            f"--max-length {settings.max_length}: the model reads 3 to {positions} tokens"
+            f"`max_length={settings.max_length}`: the model reads 3 to {positions} tokens"
         )
     check_pool(settings.pool, model.config)
     engine = choose_engine(settings.device, settings.precision, settings.threads)

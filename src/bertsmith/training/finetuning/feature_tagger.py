@@ -220,7 +220,7 @@ def feature_table(
         raise ValueError(f"{folder}: {config.num_layers} layers, but Table 7 reads the last four")
     if settings.max_length > config.max_positions:
         raise ValueError(
-            f"--max-length {settings.max_length}: the model knows {config.max_positions} positions"
+            f"`max_length={settings.max_length}`: the model knows {config.max_positions} positions"
         )
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
@@ -282,7 +282,7 @@ def _is_begun(run: RunFolder, described: dict[str, Any]) -> bool:
         if stored.get(name) != described[name]:
             raise ValueError(
                 f"{run.path} was made with {name} = {stored.get(name)}, not {described[name]}: give"
-                " the same settings to go on with it, or name another --out"
+                " the same settings to go on with it, or name another `out`"
             )
     return True
 

@@ -125,7 +125,8 @@ def check_pool(pool: Pool, config: ModelConfig) -> None:
     """Refuse a vector that would be the same for all texts. Errors: ValueError."""
     if pool == "cls" and config.causal:
         raise ValueError(
-            "pool='cls': in a left-to-right model [CLS] sees nothing of the text: use pool='mean'"
+            "`pool='cls'`: in a left-to-right model [CLS] sees nothing of the text: use"
+            " `pool='mean'`"
         )
 
 

@@ -149,9 +149,7 @@ def make_task(request: Request) -> Task:
         return replace(task, skip_unlabelled=request.skip_unlabelled)
     task = find_task(request.task)
     if wrong := [field.name for field in fields(OwnFiles) if field.name in request.given]:
-        raise ValueError(
-            f"{flag_list(wrong)}: for your own files; task {task.name} knows its columns"
-        )
+        raise ValueError(f"{listed(wrong)}: for your own files; task {task.name} knows its columns")
     return task
 
 
@@ -169,21 +167,21 @@ def parse_seeds(text: str) -> list[int]:
     elif re.fullmatch(r"\d+(,\d+)*", text):
         seeds = [int(seed) for seed in text.split(",")]
     else:
-        raise ValueError(f"--seeds {text}: write 1,2,3 or 1..3")
+        raise ValueError(f"`seeds={text!r}`: write 1,2,3 or 1..3")
     if not seeds:
-        raise ValueError(f"--seeds {text}: a range goes upwards, such as 1..3")
+        raise ValueError(f"`seeds={text!r}`: a range goes upwards, such as 1..3")
     if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
-        raise ValueError(f"--seeds {text}: {twice[0]} is named twice: leave one out")
+        raise ValueError(f"`seeds={text!r}`: {twice[0]} is named twice: leave one out")
     return seeds
 
 
-def flag_list(names: Iterable[str]) -> str:
-    """Settings as flags.
+def listed(names: Iterable[str]) -> str:
+    """Settings as errors name them.
 
-    >>> flag_list(["teacher_data", "focal_gamma"])
-    '--teacher-data, --focal-gamma'
+    >>> listed(["teacher_data", "focal_gamma"])
+    '`teacher_data`, `focal_gamma`'
     """
-    return ", ".join("--" + name.replace("_", "-") for name in names)
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def check_flags(request: Request) -> None:
@@ -196,15 +194,15 @@ def check_flags(request: Request) -> None:
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:
-        raise ValueError(f"{flag_list(fixed)}: searched by --sweep; leave it out")
+        raise ValueError(f"{listed(fixed)}: searched by `sweep`; leave it out")
     needs = {
         "sweep": ("trials", "storage"),
         "teacher": ("teacher_data", "distillation_weight", "temperature"),
     }
-    for flag, names in needs.items():
+    for setting, names in needs.items():
         alone = [name for name in names if name in given or name in space]
-        if alone and getattr(request, flag) is None:
-            raise ValueError(f"{flag_list(alone)}: only with --{flag}")
+        if alone and getattr(request, setting) is None:
+            raise ValueError(f"{listed(alone)}: only with `{setting}`")
     check_trials(space, search.trials)
     check_points(space, request)
     of_a_start = [
@@ -214,27 +212,25 @@ def check_flags(request: Request) -> None:
     ]
     if of_a_start and request.from_scratch:
         raise ValueError(
-            f"{flag_list(of_a_start)}: without effect with --from-scratch: leave it out"
+            f"{listed(of_a_start)}: without effect with `from_scratch=True`: leave it out"
         )
     if request.teacher is None:
         return
     is_all_of_loss = request.distillation_weight == 1 and "distillation_weight" not in space
     if request.teacher_data and not is_all_of_loss:
-        raise ValueError("--teacher-data has no labels: leave --distillation-weight at 1")
+        raise ValueError("`teacher_data` has no labels: leave `distillation_weight` at 1")
     of_labels = [
         name for name in ("class_weights", "focal_gamma") if name in given or name in space
     ]
     if of_labels and is_all_of_loss:
-        raise ValueError(
-            f"{flag_list(of_labels)}: of the labels, unused at --distillation-weight 1"
-        )
+        raise ValueError(f"{listed(of_labels)}: of the labels, unused at `distillation_weight=1`")
 
 
 def check_folders(out: Path, data: Path) -> None:
     """Refuse to write the run among the user's own files. Errors: ValueError."""
     folder = data if data.is_dir() else data.parent
     if out.exists() and folder.exists() and out.samefile(folder):
-        raise ValueError(f"--out {out} is the folder of the data: name another one")
+        raise ValueError(f"`out={str(out)!r}` is the folder of the data: name another one")
 
 
 def check_task_type(request: Request, task_type: str) -> None:
@@ -242,17 +238,17 @@ def check_task_type(request: Request, task_type: str) -> None:
     given = {*request.given, *request.search.space}
     check_reads(task_type, *given)
     if request.freeze_encoder and "attention_dropout" in given:
-        raise ValueError("--attention-dropout: without effect with --freeze-encoder")
+        raise ValueError("`attention_dropout`: without effect with `freeze_encoder=True`")
     alone = [name for name in ("doc_stride", "pool") if name in given]
     if alone and task_type != "answer" and request.long_texts != "windows":
-        raise ValueError(f"{flag_list(alone)}: only with --long-texts windows")
+        raise ValueError(f"{listed(alone)}: only with `long_texts='windows'`")
 
 
 def check_reads(task_type: str, *given: str) -> None:
     """Refuse those of the settings that this type of task does not read. Errors: ValueError."""
     unread = {name for name, readers in READ_BY.items() if task_type not in readers}
     if wrong := [name for name in READ_BY if name in unread.intersection(given)]:
-        raise ValueError(f"{flag_list(wrong)}: without effect on a task of kind '{task_type}'")
+        raise ValueError(f"{listed(wrong)}: without effect on a task of kind '{task_type}'")
 
 
 def check_tokens_per_window(pieces: int, document_context: bool, *sets: Any) -> None:
@@ -261,33 +257,9 @@ def check_tokens_per_window(pieces: int, document_context: bool, *sets: Any) -> 
     Errors: ValueError where they stand alone in their rows, or no data set has documents.
     """
     if pieces and not document_context:
-        raise ValueError("--tokens-per-window: without effect with --no-document-context")
+        raise ValueError("`tokens_per_window`: without effect with `document_context=False`")
     if pieces and not any(data.has_documents for data in sets):
         raise ValueError(
-            f"--tokens-per-window {pieces}: without effect: no -DOCSTART- line says which sentences"
+            f"`tokens_per_window={pieces}`: without effect: no -DOCSTART- line says which sentences"
             " belong together; leave it out"
         )
-
-
-def in_python(message: str, names: Iterable[str]) -> str:
-    """Put a message about flags into the words of Python; `names` are the arguments.
-
-    >>> known = ["max_length", "document_context"]
-    >>> in_python("--max-length 64: too long, see `bertsmith extend-positions --out`", known)
-    'max_length=64: too long, see `bertsmith extend-positions --out`'
-    >>> in_python("--no-document-context: leave it out", known)
-    'document_context=False: leave it out'
-    """
-    known = {*names}
-
-    def rewritten(match: re.Match[str]) -> str:
-        negation, flag, space = match.groups(default="")
-        name = flag.replace("-", "_")
-        if name not in known:
-            return match[0]
-        return f"{name}=False{space}" if negation else f"{name}="
-
-    texts = re.split(r"(`[^`]*`)", message)  # every second one is a command, and stays
-    flag = re.compile(r"--(no-)?([a-z][a-z-]*[a-z])( (?=[^\s:]+:))?")
-    texts[::2] = [flag.sub(rewritten, text) for text in texts[::2]]
-    return "".join(texts)

@@ -38,6 +38,7 @@ from bertsmith.training.finetuning.settings import UNKNOWN, FinetuneSettings, Pr
 from bertsmith.training.finetuning.task import is_better
 from bertsmith.training.finetuning.trainer import Trained, Trainer
 from bertsmith.training.loop.log import read_log
+from bertsmith.training.loop.step import REMEDY, without_remedy
 
 KIND = "finetune"  # of the run
 SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
@@ -104,7 +105,7 @@ def plan(trainer: Trainer, settings: FinetuneSettings) -> str:
 def check_seeds(settings: FinetuneSettings, seeds: Sequence[int]) -> None:
     """Refuse several seeds that would all be the same run. Errors: ValueError."""
     if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
-        raise ValueError("seeds for init, order and dropout are all set: --seeds has no effect")
+        raise ValueError("seeds for init, order and dropout are all set: `seeds` has no effect")
 
 
 def _described(
@@ -145,7 +146,7 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
             listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
             raise ValueError(
                 f"{run.path} holds an unfinished run of other settings ({listed}): repeat its "
-                "command to go on with it, remove it, or name another --out"
+                "command to go on with it, remove it, or name another `out`"
             )
         print(f"{run.path}: going on with the run that was stopped here", file=sys.stderr)
     run.write_settings(record)
@@ -191,7 +192,7 @@ class SeedRuns:
                 best = found
         if best is None:
             shutil.rmtree(self.folder)  # other settings may be tried here
-            raise FloatingPointError(restarts[-1]["reason"])
+            raise FloatingPointError(f"{restarts[-1]['reason']}: {REMEDY}")
         model = self._model(seed := best["best_seed"])
         if not model.exists():  # a seed that is left out since the run was stopped was the best
             (model.parent / RESULT_FILE).unlink()
@@ -234,7 +235,10 @@ class SeedRuns:
                 return seed, found, collapsed
             collapsed.append({"seed": seed, "instead_of": wanted, "reason": reason})
             if is_last:
-                _warn(f"seed {seed} collapsed ({reason}): raise --epochs or lower --learning-rate")
+                _warn(
+                    f"seed {seed} collapsed ({reason}): raise the number of epochs or lower the"
+                    " learning rate"
+                )
                 return seed, found, collapsed
             again = next(spare)
             _warn(f"seed {seed} collapsed ({reason}); again with seed {again}")
@@ -255,7 +259,7 @@ class SeedRuns:
             print(stopped, file=sys.stderr)
             raise
         except FloatingPointError as error:
-            found: dict[str, Any] = {"metrics": {}, "collapsed": str(error)}
+            found: dict[str, Any] = {"metrics": {}, "collapsed": without_remedy(error)}
         else:
             if settings.keep == "best":
                 kept = f"kept step {trained.best_step:,} of {trained.steps:,}"

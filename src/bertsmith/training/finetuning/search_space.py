@@ -62,7 +62,7 @@ class Search:
 
 
 def parse_space(text: str) -> Space:
-    """Read a space of --sweep: "paper", or such as "learning_rate=1e-5..1e-3 batch_size=16|32".
+    """Read a space to search: "paper", or such as "learning_rate=1e-5..1e-3 batch_size=16|32".
 
     A range of `learning_rate`, `weight_decay` or what spans more than a factor of 10 is logarithmic
     where it begins above 0.
@@ -83,12 +83,11 @@ def parse_space(text: str) -> Space:
         name, sign, values = part.partition("=")
         name = name.replace("-", "_")
         if not (name and sign and values):
-            raise ValueError(f"--sweep: '{part}': write paper, or name=low..high, or name=a|b|c")
+            raise ValueError(f"`sweep`: '{part}': write paper, or name=low..high, or name=a|b|c")
         if name in space:
-            raise ValueError(f"--sweep: {name} is there twice")
+            raise ValueError(f"`sweep`: {name} is there twice")
         if name in NOT_SEARCHED:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--sweep: {name} is the same in every trial: set it with --{flag}")
+            raise ValueError(f"`sweep`: {name} is the same in every trial: set it with `{name}`")
         if ".." in values:
             space[name] = _range(name, *values.split("..", 1))
         else:
@@ -96,7 +95,7 @@ def parse_space(text: str) -> Space:
             space[name] = tuple(dict.fromkeys(choices))
     if not space:
         raise ValueError(
-            "--sweep: nothing to search: write paper, or such as learning_rate=1e-5..1e-4"
+            "`sweep`: nothing to search: write paper, or such as learning_rate=1e-5..1e-4"
         )
     return space
 
@@ -105,9 +104,9 @@ def _range(name: str, first: str, last: str) -> Range:
     low, high = _value(name, first), _value(name, last)
     for value in (low, high):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"--sweep: {name}: {value!r} is no number: write {name}=a|b|c")
+            raise ValueError(f"`sweep`: {name}: {value!r} is no number: write {name}=a|b|c")
     if not low < high:
-        raise ValueError(f"--sweep: {name} = {first}..{last}: write the lower one first")
+        raise ValueError(f"`sweep`: {name} = {first}..{last}: write the lower one first")
     logarithmic = low > 0 and (name in LOGARITHMIC or high > WIDE * low)
     return Range(low, high, isinstance(low, int), logarithmic)
 
@@ -125,14 +124,14 @@ def _value(name: str, text: str) -> Any:
         except ValueError:
             continue
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"--sweep: {name} = {text}: must be finite")
+        raise ValueError(f"`sweep`: {name} = {text}: must be finite")
     if name in LEFT_OPEN and value == 0:
-        raise ValueError(f"--sweep: {name} = {text}: must be above 0")
+        raise ValueError(f"`sweep`: {name} = {text}: must be above 0")
     try:
-        return getattr(from_mapping(FinetuneSettings, {name: value}, "--sweep"), name)
-    except ValueError as error:  # a value out of bounds is refused without naming --sweep
+        return getattr(from_mapping(FinetuneSettings, {name: value}, "`sweep`"), name)
+    except ValueError as error:  # a value out of bounds is refused without naming `sweep`
         message = str(error)
-        raise ValueError(message if "--sweep" in message else f"--sweep: {message}") from error
+        raise ValueError(message if "`sweep`" in message else f"`sweep`: {message}") from error
 
 
 def check_trials(space: Space, trials: int | None) -> None:
@@ -141,9 +140,9 @@ def check_trials(space: Space, trials: int | None) -> None:
     Errors: ValueError.
     """
     if trials is None and any(isinstance(values, Range) for values in space.values()):
-        raise ValueError("--sweep with a range needs --trials, the number of settings to try")
+        raise ValueError("`sweep` with a range needs `trials`, the number of settings to try")
     if trials is not None and trials < 1:
-        raise ValueError(f"--trials {trials}: must be at least 1")
+        raise ValueError(f"`trials={trials}`: must be at least 1")
 
 
 def check_points(space: Space, settings: FinetuneSettings) -> None:
@@ -165,7 +164,7 @@ def check_points(space: Space, settings: FinetuneSettings) -> None:
             try:
                 replace(settings, **point)
             except ValueError as error:
-                raise ValueError(f"--sweep: {shown(point)}: {error}") from error
+                raise ValueError(f"`sweep`: {shown(point)}: {error}") from error
 
 
 def shown(point: Mapping[str, Any]) -> str:

@@ -151,16 +151,16 @@ class FinetuneSettings(
         super().__post_init__()  # the bounds of all fields
         if self.freeze_encoder and (self.reinit_layers or self.layer_decay != 1):
             raise ValueError(
-                "--freeze-encoder: the model's layers do not learn: leave --reinit-layers and "
-                "--layer-decay out"
+                "`freeze_encoder`: the model's layers do not learn: leave `reinit_layers` and "
+                "`layer_decay` out"
             )
         if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
-                "early_stopping_patience compares evaluations: leave --evals-per-epoch 0 out"
+                "early_stopping_patience compares evaluations: leave `evals_per_epoch=0` out"
             )
         if self.early_stopping_patience and self.keep == "last":
             raise ValueError(
-                "early_stopping_patience keeps the weights best on dev: leave --keep last out"
+                "early_stopping_patience keeps the weights best on dev: leave `keep='last'` out"
             )
 
     def with_defaults(
@@ -205,8 +205,8 @@ class FinetuneSettings(
         """
         if self.max_length > positions:
             raise ValueError(
-                f"--max-length {self.max_length}: the model knows {positions} positions: "
-                "read longer texts with --long-texts windows or head-tail, or lengthen the model "
+                f"`max_length={self.max_length}`: the model knows {positions} positions: read "
+                "longer texts with `long_texts='windows'` or head-tail, or lengthen the model "
                 "by `bertsmith extend-positions`"
             )
         chosen = EncodingSettings(
@@ -288,7 +288,7 @@ class ContrastiveSettings(Machine, Optimization):
             or self.batch_size % self.negatives
         ):
             raise ValueError(
-                f"batch_size = {self.batch_size}, group = {self.negatives}: a group has 2 pairs or "
-                "more, and a batch is one group or several of them"
+                f"batch_size = {self.batch_size}, negatives = {self.negatives}: a group of "
+                "negatives has 2 pairs or more, and a batch is one group or several"
             )
         check_bounds(self)

@@ -39,6 +39,7 @@ from bertsmith.training.finetuning.search_space import (
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.trainer import Trainer
+from bertsmith.training.loop.step import without_remedy
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
 OPENINGS = 5  # tries to make a database that another process may be making at this moment
@@ -128,8 +129,8 @@ class Study:
                 attempt.trial.set_user_attr("figures", figures)
             except self._optuna.exceptions.UpdateFinishedTrialError as error:
                 raise ValueError(
-                    f"trial {attempt.number} was given up by another process with the same --out:"
-                    " give each its own, and the same --storage"
+                    f"trial {attempt.number} was given up by another process with the same `out`:"
+                    " give each its own, and the same `storage`"
                 ) from error
             self._study.tell(attempt.trial, self._worst if value is None else value)
 
@@ -189,8 +190,8 @@ class Study:
         except SQLAlchemyError as error:
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"--storage {self._shown}: no database for a study: {reason}: name a file that is "
-                "not there yet, or a database URL"
+                f"`storage={self._shown!r}`: no database for a study: {reason}: name a file that "
+                "is not there yet, or a database URL"
             ) from error
 
 
@@ -217,7 +218,7 @@ def _open(optuna: ModuleType, store: str, name: str, direction: str) -> Any:
         except ImportError as error:
             driver = url.partition("://")[0]
             raise ValueError(
-                f"--storage: no Python package for '{driver}' databases here: install its driver"
+                f"`storage`: no Python package for '{driver}' databases here: install its driver"
             ) from error
     raise AssertionError
 
@@ -270,8 +271,8 @@ def sweep(
         try:
             trained = trainer.run(replace(settings, **chosen), seed, log, label)
         except FloatingPointError as error:
-            study.finish(attempt, None, {"failure": str(error)})
-            print(f"{label}: {shown(chosen)}: {error}", file=sys.stderr)
+            study.finish(attempt, None, {"failure": without_remedy(error)})
+            print(f"{label}: {shown(chosen)}: {without_remedy(error)}", file=sys.stderr)
         else:
             figures = {name: float(value) for name, value in trained.evaluation.metrics.items()}
             study.finish(attempt, figures[trainer.metric], figures)
@@ -279,7 +280,7 @@ def sweep(
     tried = study.tried()
     sound = [(setting, figures) for setting, figures in tried if trainer.metric in figures]
     if not sound:
-        raise ValueError("--sweep: no trial came to its end: search lower rates")
+        raise ValueError("`sweep`: no trial came to its end: search lower rates")
     sign = -1 if less_is_better else 1
     best, _ = max(sound, key=lambda trial: sign * trial[1][trainer.metric])
     if begun is not None:

@@ -80,7 +80,7 @@ class InitialModel:
         config = replace(read_config(self.folder), **dropout)
         if settings.reinit_layers > config.num_layers:
             raise ValueError(
-                f"--reinit-layers {settings.reinit_layers}: the model has {config.num_layers}"
+                f"`reinit_layers={settings.reinit_layers}`: the model has {config.num_layers}"
             )
         if self.from_scratch:
             return initialize(head(config, num_outputs), config.initializer_range, generator)
@@ -177,8 +177,8 @@ class Trainer:
         rows = task_type.featurize(tokenizer, train, encoding, names)
         if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
             raise ValueError(
-                f"{start.folder}: its type_vocab_size of {segments} tells no second text from a"
-                " first: take a model that was trained on pairs, or leave --text-pair out"
+                f"{start.folder}: with its type_vocab_size of {segments} it cannot read second"
+                " texts: take a model that was trained on pairs, or leave `text_pair` out"
             )
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window learns the answer to its text
@@ -188,7 +188,7 @@ class Trainer:
             if (rows.labels == rows.labels[0]).all():  # all others were split off, or are in dev
                 raise ValueError(
                     f"{train.source}: every training example has the score {rows.labels[0]:g}: give"
-                    " others too, or name a dev set with --dev if one was split off"
+                    " others too, or name a dev set with `dev` if one was split off"
                 )
             scale = TargetScaler.fit(rows.labels)
             rows = replace(rows, labels=scale.standardized(rows.labels))
@@ -336,7 +336,7 @@ class Trainer:
             assert labels is not None
             if not (count := len(self.model_task.label_names)):
                 raise ValueError(
-                    f"--class-weights balanced: a {self.task_type.name} has no classes"
+                    f"`class_weights='balanced'`: a {self.task_type.name} has no classes"
                 )
             labels = labels[labels >= 0] if labels.dtype.kind == "i" else labels
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)

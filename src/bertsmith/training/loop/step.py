@@ -23,6 +23,8 @@ from bertsmith.training.loop.task import StepBatch, Training, TrainingState
 from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
+REMEDY = "lower `learning_rate` or use `precision='float32'`"
+
 
 class Stepper(AbstractContextManager["Stepper"]):
     """The steps of one training, computed by `replicas` of its model, by default its own."""
@@ -148,9 +150,13 @@ class NonFiniteGuard:
 def not_finite(state: TrainingState, loss: float, norm: float) -> FloatingPointError:
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
-        f"The batch is the one at {state.position}; "
-        "a lower --learning-rate or --precision float32 may help, in pre-training also on --resume"
+        f"The batch is the one at {state.position}: {REMEDY}"
     )
+
+
+def without_remedy(error: FloatingPointError) -> str:
+    """What went wrong, for a line that both users of the library and of commands read."""
+    return str(error).removesuffix(f": {REMEDY}")
 
 
 def step_seed(seed: int, step: int) -> int:

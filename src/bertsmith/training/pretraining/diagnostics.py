@@ -213,7 +213,7 @@ class EntropyWatch:
         warn(
             f"after {done:.0%} of the budget the training {self._name.upper()} loss {loss:.2f} "
             f"still sits at the corpus' unigram entropy {self._entropy:.2f}: so far only "
-            "frequencies were learned; a longer budget or another --learning-rate may be needed",
+            "frequencies were learned; a longer budget or another learning rate may be needed",
             self._log,
         )
 
@@ -227,9 +227,7 @@ def check_result(figures: dict[str, float], name: str, log: RunLog) -> None:
         where, meaning = "at", "so far only frequencies were learned; train longer"
     else:
         where = "above"
-        meaning = (
-            "worse than guessing by frequencies; train longer, or with another --learning-rate"
-        )
+        meaning = "worse than guessing by frequencies; train longer, or with another learning rate"
     text = f"held-out {name.upper()} loss {loss:.2f} is {where} the unigram entropy {entropy:.2f}"
     warn(f"{text}: {meaning}", log)
 
@@ -248,7 +246,7 @@ def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
     wrong = health.get("nsp_own_document", 0.0) + health.get("nsp_true_next", 0.0)
     if wrong > MANY_WRONG_LABELS:
         hint = (
-            "give --nsp-sampling clean"
+            "use the clean sampling of next sentences"
             if stream.settings.nsp_sampling == "paper"
             else "add documents"
         )

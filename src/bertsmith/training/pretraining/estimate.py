@@ -83,8 +83,8 @@ class Estimate:
         )
         free = "" if self.available is None else f"; {self.available / 1e9:.2f} GB are free"
         if not self.fits:
-            free += ": too little; lower --micro-batch-size, --max-length or --size, "
-            free += "or add --activation-checkpointing"
+            free += ": too little; take a smaller micro-batch, length or size, or add "
+            free += "activation checkpointing"
         padding = f" and {self.padding:.0%} padding" if self.padding else ""
         cut = (
             ""

@@ -51,15 +51,15 @@ def starting_point(
         )
     for name, what in (("manifest.json", "a token store"), ("vocab.txt", "a vocabulary")):
         if (run.path / name).exists() and not run.exists():
-            raise ValueError(f"{run.path} holds {what}: name another --out")
+            raise ValueError(f"{run.path} holds {what}: name another `out`")
     if run.exists() and not (resume and ours):
         if ours and not has_trained:
             raise ValueError(
                 f"{run.path} holds a run that stopped before its first checkpoint: name another "
-                "--out, add --resume to begin it anew with its settings, or remove it"
+                "`out`, add `resume=True` to begin it anew with its settings, or remove it"
             )
-        or_resume = " or add --resume to go on with it" if ours else ""
-        raise ValueError(f"{run.path} holds a model already: name another --out{or_resume}")
+        or_resume = " or add `resume=True` to go on with it" if ours else ""
+        raise ValueError(f"{run.path} holds a model already: name another `out`{or_resume}")
     if resume:
         print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
     return None, skipped
@@ -87,15 +87,15 @@ def resumed_settings(
 
     "auto" keeps what was chosen before, but with another number of ranks threads are chosen anew.
 
-    Errors: ValueError for another corpus or --model, or a setting that a resume cannot change.
+    Errors: ValueError for another corpus or model, or a setting that a resume cannot change.
     """
     stored, record = _stored_settings(run, store), run.settings()
     if ranks != record["machine"].get("ranks", 1):
         stored = replace(stored, threads=None)
     if base_model is not None and str(base_model) != (first := record["base_model"]):
         raise ValueError(
-            f"{run.path} was started {f'from {first}' if first else 'without --model'}, not from "
-            f"{base_model}: leave --model out on --resume, or start another run"
+            f"{run.path} was started {f'from {first}' if first else 'without `model`'}, not from "
+            f"{base_model}: leave `model` out on `resume=True`, or start another run"
         )
     explicit = recipe.explicit - _kept(run, stored, recipe)
     new = {name: getattr(recipe.settings, name) for name in explicit}
@@ -104,7 +104,7 @@ def resumed_settings(
         if new[name] != getattr(stored, name):
             raise ValueError(
                 f"{run.path} was started with {name} = {getattr(stored, name)}, not "
-                f"{new[name]}: leave it out on --resume, and a --config that says it, or "
+                f"{new[name]}: leave it out on `resume=True`, and a `recipe` that says it, or "
                 "start another run"
             )
     changes = {name: new[name] for name in RESUMABLE & new.keys()}
@@ -121,12 +121,12 @@ def _stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
     if corpus["fingerprint"] != store.fingerprint and corpus["path"] == str(store.folder):
         raise ValueError(
             f"{store.folder} has changed since {run.path} began to train on it: put the old store "
-            f"back, or start another run, with --model {run.path} if from its model"
+            f"back, or start another run, with `model={str(run.path)!r}` if from its model"
         )
     if corpus["fingerprint"] != store.fingerprint:
         raise ValueError(
             f"{run.path} was trained on another corpus than {store.folder}: resume with "
-            f"--corpus {corpus['path']}"
+            f"`corpus={corpus['path']!r}`"
         )
     return from_mapping(PretrainSettings, record["settings"], str(run.path / "run.json"))
 
@@ -147,7 +147,7 @@ def _kept(run: RunFolder, stored: PretrainSettings, recipe: Recipe) -> set[str]:
         if there not in (None, *AUTO) and (was != now or here != there):
             print(
                 f"{run.path}: goes on with {was} = {here}, not the recipe's {now} = {there}: give"
-                f" --{now.replace('_', '-')} to change it",
+                f" {now} by itself to change it",
                 file=sys.stderr,
             )
     return kept

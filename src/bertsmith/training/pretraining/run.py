@@ -291,13 +291,13 @@ def _explained(
         yield
     except FloatingPointError as error:
         raise FloatingPointError(
-            f"phase {state.phase}, {error}. Which row and which tensor tells: "
-            f"bertsmith pretrain --corpus {store.folder} --out {run.path} --replay"
+            f"phase {state.phase}, {error}, also on `resume=True`. The row and the tensor: "
+            f"`bertsmith pretrain --corpus {store.folder} --out {run.path} --replay`"
         ) from error
     except (MemoryError, RuntimeError) as error:
         is_sized, begun = not run.settings()["base_model"], bool(run.saved())
         line = tasks[state.phase - 1].out_of_memory(error, is_sized, begun)
         if line is None:
             raise
-        nothing = f"nothing was saved: remove {run.path}, or name another --out"
-        raise MemoryError(f"{line}; {'go on with --resume' if begun else nothing}") from error
+        nothing = f"nothing was saved: remove {run.path}, or name another `out`"
+        raise MemoryError(f"{line}; {'go on with `resume=True`' if begun else nothing}") from error

@@ -33,7 +33,7 @@ SHAPE = {
     "initializer_range",
     "layer_norm",
     "glu",
-}  # fixed by --model
+}  # fixed by the model to go on from
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
     "objective", "mlm_probability", "short_seq_prob", "masking", "mask_replace_prob",
@@ -311,7 +311,7 @@ def recipe_file(recipe: str | Path) -> Path:
     known = sorted(file.stem for file in RECIPES.glob("*.toml"))
     if path.name not in known:
         raise ValueError(
-            f"--config {path}: no such recipe: {nearest(path.name, known)} "
+            f"`recipe={str(path)!r}`: no such recipe: {nearest(path.name, known)} "
             "(the name of a file ends in .toml)"
         )
     return RECIPES / f"{path.name}.toml"
@@ -348,7 +348,7 @@ def make_recipe(
     fixed = SHAPE & changes.keys()
     if base_model and fixed:
         names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that --model goes on from; leave it out")
+        raise ValueError(f"{names}: fixed by the model that `model` goes on from; leave it out")
     if isinstance(recipe, Recipe):
         assert not changes, "they are in the recipe"
         return recipe

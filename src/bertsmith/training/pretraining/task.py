@@ -65,14 +65,14 @@ def model_config(
             )
         if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
             raise ValueError(
-                f"{folder}: its type_vocab_size of {config.type_vocab_size} tells no second text "
-                f"from a first: objective {settings.objective} needs two: use --objective mlm"
+                f"{folder}: with its type_vocab_size of {config.type_vocab_size} it cannot read "
+                f"second texts, but objective {settings.objective} needs two: use `objective='mlm'`"
             )
         if longest > config.max_positions:
             name = "max_length" if settings.phase2_length is None else "phase2_length"
             raise ValueError(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
-                "use `bertsmith extend-positions`, or start a new model without --model"
+                "use `bertsmith extend-positions`, or start a new model without `model`"
             )
         return config
     config = config_for(
@@ -95,7 +95,7 @@ def start_model(
     folder: Path | None,
     counts: np.ndarray | None = None,
 ) -> PreTrainingModel:
-    """The model in `folder` (a checkpoint, or --model), or a new one.
+    """The model in `folder` (a checkpoint, or the model to go on from), or a new one.
 
     `counts` [V] of the corpus' pieces: a local start sets the masked-LM bias to the log of their
     frequencies, or the first hundreds of steps would bend all layers towards token counts.
@@ -243,7 +243,7 @@ class Pretraining:
             error,
             micro_batch=self.rows_per_forward,
             length=None if begun else self.phase.length,
-            length_flag="--max-length" if self.phase.number == 1 else "--phase2-length",
+            length_name="max_length" if self.phase.number == 1 else "phase2_length",
             size=self.settings.size if sized and not begun else None,
             activation_checkpointing=self.settings.activation_checkpointing,
         )
@@ -262,7 +262,7 @@ def pretraining_tasks(
     if number < FEWEST_HELD_OUT:
         print(
             f"no held-out figures: the store holds out {number} documents "
-            f"({FEWEST_HELD_OUT} are needed); see corpus --held-out",
+            f"({FEWEST_HELD_OUT} are needed): build one that holds out more",
             file=sys.stderr,
         )
     tasks = []

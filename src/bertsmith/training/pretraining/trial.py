@@ -109,8 +109,8 @@ def find_micro_batch(
             why = f"the batch's share of each of {workers} cores"
     if not chosen:
         raise ValueError(
-            "--micro-batch-size auto: not even one row fits in the memory; lower --max-length, "
-            "take a smaller --size, or add --activation-checkpointing if it is not there yet"
+            "`micro_batch_size='auto'`: not even one row fits in the memory; lower `max_length`, "
+            "take a smaller `size`, or add `activation_checkpointing=True` if it is not there yet"
         )
     return MicroBatch(chosen, f"micro-batch {chosen} of batch {batch}: {why}")
 
@@ -195,7 +195,7 @@ def check_compile(setting: str, engine: Engine) -> bool:
     """
     if engine.device.type != "cuda":
         reason = "a CPU's kernels are compiled already; a compiled step is a third slower"
-        hint = "use --compile off, or --device cuda"
+        hint = "use `compile='off'`, or `device='cuda'`"
     elif engine.ranks.shard:
         reason, hint = "not with shard = true", "leave one of them out"
     else:

@@ -201,7 +201,7 @@ class AnswerQuestions(TaskType):
         if data.rows is not None and out.suffix != ".json":
             answer_names(data.rows, answer_columns(model_task.task.label, BESIDE), out)
         elif out.suffix != ".json":
-            raise ValueError(f"{out}: answers to a JSON file are JSON too: end --out in .json")
+            raise ValueError(f"{out}: answers to a JSON file are JSON too: end `out` in .json")
 
     def write_answers(
         self, out: Path, answers: Answers, data: Questions, model_task: ModelTask

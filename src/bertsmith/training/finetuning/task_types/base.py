@@ -68,7 +68,7 @@ class TaskType:
     # --- files to data
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        """Find the file of a split in --data."""
+        """Find the file of a split in `data`."""
         return find_file(task, data, split)
 
     def is_labelled(self, path: Path, task: Task) -> bool:
@@ -175,7 +175,7 @@ def read_data(
     """
     dev = dev and (single_file(dev) or dev)
     if dev and dev.is_dir():
-        raise ValueError(f"--dev {dev}: a folder: name the file in it")
+        raise ValueError(f"`dev={str(dev)!r}`: a folder: name the file in it")
     train_file = task_type.find_file(task, data, "train")
     assert train_file is not None
     train = task_type.read(train_file, task)

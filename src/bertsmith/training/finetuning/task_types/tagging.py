@@ -160,7 +160,7 @@ class Tag(TaskType):
     def check_output(self, data: Sentences, out: Path, model_task: ModelTask) -> None:
         if out.suffix not in OUTPUTS:
             raise ValueError(
-                f"{out}: cannot write tags to '{out.suffix}': end --out in {', '.join(OUTPUTS)}"
+                f"{out}: cannot write tags to '{out.suffix}': end `out` in {', '.join(OUTPUTS)}"
             )
 
     def write_answers(
