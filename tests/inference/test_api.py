@@ -176,9 +176,9 @@ def test_an_answer_is_shown_in_a_line(runs, method):
         ("choose", ("the cat", "sat"), r"options: expected two texts or more .*, not \[1\]"),
         ("choose", (["a", "b"], [["c", "d"]]), r"as many for all 2, not \[2\]"),
         ("choose", (["a", "b"], [["c", "d"], ["e", "f", "g"]]), r"all 2, not \[2, 3\]"),
-        ("embed", ("a", {"max_length": 99}), "^max_length=99: the model reads 3 to 32"),
-        ("features", ("a", {"layers": "7"}), "^layers='7': the model has the layers 0"),
-        ("features", ("a", {"pool": "mean"}), "^pool='mean': known are none, sum"),
+        ("embed", ("a", {"max_length": 99}), "^`max_length=99`: the model reads 3 to 32"),
+        ("features", ("a", {"layers": "7"}), "^`layers='7'`: the model has the layers 0"),
+        ("features", ("a", {"pool": "mean"}), "^`pool='mean'`: known are none, sum"),
     ],
 )
 def test_settings_and_arguments_that_do_not_fit_are_named_as_python_does(
@@ -191,9 +191,9 @@ def test_settings_and_arguments_that_do_not_fit_are_named_as_python_does(
 
 
 def test_load_names_its_arguments(runs):
-    with pytest.raises(ValueError, match="^precision='half': known are"):
+    with pytest.raises(ValueError, match="^`precision='half'`: known are"):
         bertsmith.load(runs / "books", precision="half")
-    with pytest.raises(ValueError, match="^device='abacus': use cpu, cuda"):
+    with pytest.raises(ValueError, match="^`device='abacus'`: use cpu, cuda"):
         bertsmith.load(runs / "books", device="abacus")
 
 

@@ -144,7 +144,7 @@ def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
 
 def test_a_prompt_without_room_for_a_text_is_refused(folder):
     settings = PoolingSettings("mean", 6, "the cat sat on ")
-    message = "max_length=6: the prompt 'the cat sat on ' leaves no room"
+    message = "`max_length=6`: the prompt 'the cat sat on ' leaves no room"
     with pytest.raises(ValueError, match=message):
         embed(bertsmith.load(folder), TEXTS, settings)
 
@@ -207,7 +207,7 @@ def test_layers_behind_the_pooling_are_told(tmp_path, folder):
 
 @pytest.mark.parametrize("length", [2, 49])
 def test_a_length_that_the_model_does_not_have(folder, length):
-    with pytest.raises(ValueError, match=f"max_length={length}: the model reads 3 to 48"):
+    with pytest.raises(ValueError, match=f"`max_length={length}`: the model reads 3 to 48"):
         embed(bertsmith.load(folder), TEXTS, PoolingSettings("mean", length))
 
 
@@ -261,8 +261,8 @@ def test_dimensions_are_the_directions_of_largest_variance():
         (4, None, "4 texts span 3 of 6 directions: give more texts"),
         (4, 4, "4 texts span 3 of 4 directions"),
         (1, 1, "1 texts span 0 of 1"),
-        (50, 7, "dimensions=7: the model's vectors have 1 to 6"),
-        (50, 0, "dimensions=0: the model's vectors have 1 to 6"),
+        (50, 7, "`dimensions=7`: the model's vectors have 1 to 6"),
+        (50, 0, "`dimensions=0`: the model's vectors have 1 to 6"),
     ],
 )
 def test_too_few_texts_to_whiten(count, dimensions, message):
@@ -274,7 +274,9 @@ def test_too_few_texts_to_whiten(count, dimensions, message):
 def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
     folder = saved(tmp_path / "causal", causal=True)
     predictor = bertsmith.load(folder)
-    with pytest.raises(ValueError, match=r"pool='cls': in a left-to-right model \[CLS\] sees noth"):
+    with pytest.raises(
+        ValueError, match=r"`pool='cls'`: in a left-to-right model \[CLS\] sees noth"
+    ):
         embed(predictor, TEXTS, PoolingSettings("cls"))
     vectors, _ = embed(predictor, TEXTS, PoolingSettings("mean"))
     assert not np.allclose(vectors[0], vectors[2])

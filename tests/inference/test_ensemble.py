@@ -49,7 +49,7 @@ def columns(text, pair=None):
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [
-        (columns("title"), columns("body"), "b: .* 'body', but a 'title': .* text='title'"),
+        (columns("title"), columns("body"), "b: .* 'body', but a 'title': .* `text='title'`"),
         (columns("x", "y"), columns("x", "z"), "b: .* 'z', but a 'y': .*text_pair='y'"),
         (columns("x", "y"), columns("x"), "b: reads no second text, but a reads that of 'y': an"),
         (columns("x"), columns("x", "y"), "a: reads no second text, but b reads that of 'y': an"),

@@ -176,9 +176,9 @@ def test_a_parquet_without_tokens_has_texts(tmp_path):
         ("in.txt", "\n \n", None, "in.txt: no text in it"),
         ("in.csv", "text\n \n", None, "in.csv: no words in this file"),
         ("in.conll", "", None, "in.conll: no words in this file"),
-        ("in.txt", "the cat", "body", "--text body: .*in.txt is a text a line"),
-        ("in.conll", "the O", "body", "--text body: .*in.conll is read as CoNLL columns"),
-        ("in.csv", "texts\nthe\n", None, "no column 'text' for --text: did you mean 'texts'"),
+        ("in.txt", "the cat", "body", "`text='body'`: .*in.txt is a text a line"),
+        ("in.conll", "the O", "body", "`text='body'`: .*in.conll is read as CoNLL columns"),
+        ("in.csv", "texts\nthe\n", None, "no column 'text' for `text`: did you mean 'texts'"),
         ("in.jsonl", '{"text": 3}\n', "text", "in.jsonl:1: column 'text' holds 3, not a text"),
         ("in.jsonl", '{"words": []}\n', None, "in.jsonl:1: no column 'tokens'"),
     ],
@@ -194,7 +194,7 @@ def test_files_without_words_are_refused(tmp_path, name, content, column, messag
     [
         ("13", r"has the layers 0 \(embeddings\) to 12, from behind -1 to -13, but no 13"),
         ("-14..-1", "but no -14"),
-        ("first", "layers='first': write last, all"),
+        ("first", "`layers='first'`: write last, all"),
         ("", "write last, all"),
         ("1,,2", "write last, all"),
         ("4..2", "4..2 begins behind its end"),
@@ -207,9 +207,9 @@ def test_layers_that_are_not_there(layers, message):
 
 
 def test_what_extraction_refuses(tmp_path, folder, text_file):
-    with pytest.raises(ValueError, match="pool='max': known are none, sum, concatenate"):
+    with pytest.raises(ValueError, match="`pool='max'`: known are none, sum, concatenate"):
         Extraction(bertsmith.load(folder).config, pool="max")
-    with pytest.raises(ValueError, match="max_length=64: the model knows 32 positions"):
+    with pytest.raises(ValueError, match="`max_length=64`: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)
     word = write(tmp_path / "word.txt", "the " + "cats" + "s" * 40)
     with pytest.raises(ValueError, match="word.txt:1: the word 'catsss.* pieces"):

@@ -194,7 +194,7 @@ def test_load_gives_a_predictor(classifier):
 @pytest.mark.parametrize("run", [{"task": "mnli"}, {"task": "classify", "text_pair": "b"}])
 def test_pairs_where_the_model_was_trained_on_them(run, tmp_path):
     model = bertsmith.load(fine_tuned(tmp_path / "run", run=run))
-    with pytest.raises(ValueError, match="trained on pairs of texts: give text_pair"):
+    with pytest.raises(ValueError, match="trained on pairs of texts: give `text_pair`"):
         model.classify(["a cat"])
     assert len(model.classify(["a cat"], ["a dog"])) == 1
 
@@ -202,6 +202,6 @@ def test_pairs_where_the_model_was_trained_on_them(run, tmp_path):
 @pytest.mark.parametrize("run", [{"task": "sst2"}, {"task": "classify"}])
 def test_single_texts_where_the_model_was_trained_on_them(run, tmp_path):
     model = bertsmith.load(fine_tuned(tmp_path / "run", run=run))
-    with pytest.raises(ValueError, match="trained on single texts: leave text_pair out"):
+    with pytest.raises(ValueError, match="trained on single texts: leave `text_pair` out"):
         model.classify(["a cat"], ["a dog"])
     assert len(model.classify(["a cat"])) == 1

@@ -167,7 +167,7 @@ def test_pairs_are_not_read_from_standard_input():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("in.csv", "txt,id\na,1\n", "in.csv: no column 'text' for --text: did you mean 'txt'"),
+        ("in.csv", "txt,id\na,1\n", "in.csv: no column 'text' for `text`: did you mean 'txt'"),
         ("in.jsonl", '{"text": "a"}\n{"text": 5}\n', "in.jsonl:2: column 'text' holds 5"),
         ("in.txt", "", "in.txt: no text in it"),
         ("in.csv", "text,id,text\na,7,b\n", "column 'text' .* is there twice: rename one"),
@@ -200,7 +200,7 @@ GOOD = [{"text": "good"}]
 @pytest.mark.parametrize(
     ("rows", "names", "out", "message"),
     [
-        (ROWS, ["label"], "out.xlsx", r"cannot write '.xlsx': end --out in .csv, .tsv, .jsonl"),
+        (ROWS, ["label"], "out.xlsx", r"cannot write '.xlsx': end `out` in .csv, .tsv, .jsonl"),
         (ROWS, ["label"], "out.tsv", "row 1: 'text' holds a tab or a line break"),
         (GOOD, TABBED, "out.tsv", "column of the answer 2: 'probability_a\tb' holds a tab"),
     ],

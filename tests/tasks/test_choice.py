@@ -88,7 +88,7 @@ BAD = [
     (row(label=None), r"x.jsonl:2: empty label None"),
     (row(label=True), r"x.jsonl:2: empty label True"),
     (row(text=" "), r"x.jsonl:2: empty text in column 'text'"),
-    ({"text": "a", "label": 1}, r"x.jsonl:2: no column 'options' for --options"),
+    ({"text": "a", "label": 1}, r"x.jsonl:2: no column 'options' for `options`"),
 ]
 
 

@@ -218,7 +218,7 @@ def test_columns_without_names_may_be_labelled(tmp_path, name):
 
 def test_what_dev_names(tmp_path):
     data = write(tmp_path / "train.csv", "text,label\na,1\nb,2\n")
-    with refused(match=r"^--dev \S+: a folder: name the file in it$"):
+    with refused(match=r"^`dev=\S+`: a folder: name the file in it$"):
         read_data(Classify(), OWN, data, tmp_path)
     with refused(match="absent.csv: no such file"):
         read_data(Classify(), OWN, data, tmp_path / "absent.csv")
@@ -304,9 +304,9 @@ def test_a_hugging_face_folder(tmp_path):
 
 
 BAD = [
-    ("x.csv", "text,lable\na,1\n", r"x.csv: no column 'label' for --label: did you mean 'lable'\?"),
-    ("x.csv", "a,b\n1,2\n", r"no column 'text' for --text: .* \(columns: a, b\)"),
-    ("x.csv", "text,label,label\na,1,2\n", r"column 'label' \(--label\) is there twice"),
+    ("x.csv", "text,lable\na,1\n", r"x.csv: no column 'label' for `label`: did you mean 'lable'\?"),
+    ("x.csv", "a,b\n1,2\n", r"no column 'text' for `text`: .* \(columns: a, b\)"),
+    ("x.csv", "text,label,label\na,1,2\n", r"column 'label' \(`label`\) is there twice"),
     ("x.tsv", "text\tlabel\na\tb\t1\n", r"x.tsv:2: 3 cells, but the header has 2"),
     ("x.csv", "text,label\na,1\n  ,0\n", r"x.csv:3: empty text in column 'text'"),
     ("x.csv", "text,label\na,1\nb, \n", r"x.csv:3: empty label in column 'label'"),
@@ -345,7 +345,7 @@ def test_split_dev_is_stratified_and_keeps_copies_together():
     assert np.bincount(list(distinct.values()), minlength=3).tolist() == [8, 2, 0]
     assert split_dev(whole, 0.1, seed=3)[1].texts == dev.texts
     assert split_dev(whole, 0.1, seed=4)[1].texts != dev.texts
-    with refused(match="too few examples.*--dev"):
+    with refused(match="too few examples.*`dev`"):
         split_dev(examples(["x", "y"], np.array([0, 1])), 0.1, seed=0)
 
 

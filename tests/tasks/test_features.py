@@ -348,4 +348,4 @@ def test_that_the_shorter_text_is_cut_is_said():
         "1 examples are read in 1 windows of at most 8 tokens; of 1 the end of the shorter text is"
         " lost"
     )
-    assert features.long_hint(encoding) == "a larger --max-length reads more of them"
+    assert features.long_hint(encoding) == "a larger maximum length reads more of them"

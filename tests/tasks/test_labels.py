@@ -180,7 +180,7 @@ def test_rows_without_a_label_may_be_left_out(tmp_path, capsys, kind, header, wi
     task = own_task(kind, "text", None, "label", options=("x", "y") * (kind == "choice"))
     skipping = replace(task, skip_unlabelled=True)
     read = read_choices if kind == "choice" else read_examples
-    with refused(match=r"x\.csv:3: .* leave such rows out with --skip-unlabelled"):
+    with refused(match=r"x\.csv:3: .* leave such rows out with `skip_unlabelled=True`"):
         read(path, task)
     found = read(path, skipping)
     assert found.lines == [2, 4] and len(found.labels) == 2
@@ -192,7 +192,7 @@ def test_rows_without_a_label_may_be_left_out(tmp_path, capsys, kind, header, wi
 
 def test_an_empty_cell_of_several_labels_is_one(read, capsys):
     file = values("x,y", "", None)
-    with refused(match=r":3: .* or leave such rows out with --skip-unlabelled"):
+    with refused(match=r":3: .* or leave such rows out with `skip_unlabelled=True`"):
         read(file, SETS)
     found = read(file, replace(SETS, skip_unlabelled=True))
     assert found.labels.tolist() == [[True, True], [False, False]] and found.lines == [1, 2]

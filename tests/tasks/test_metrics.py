@@ -164,7 +164,7 @@ def test_unknown_or_unfitting_metric():
     message = "metric 'f1' is not for choice: use one of accuracy, macro_f1, matthews$"
     with pytest.raises(ValueError, match=message):
         check_metrics(["f1", "accuracy"], "choice", 0)
-    message = "the model's answers are not finite numbers: lower --learning-rate"
+    message = "the model's answers are not finite numbers: lower `learning_rate`"
     with pytest.raises(ValueError, match=message):
         compute_metrics(["mse"], np.array([np.nan]), np.ones(1), 0)
 
@@ -250,5 +250,5 @@ def test_probabilities_near_zero_and_one_are_told_apart():
 
 def test_three_classes_have_no_one_threshold():
     check_two_classes(["a", "b"])
-    with pytest.raises(ValueError, match="--tune-thresholds: for two classes .* are 3 classes"):
+    with pytest.raises(ValueError, match="`tune_thresholds`: for two classes .* are 3 classes"):
         check_two_classes(["a", "b", "c"])

@@ -56,7 +56,7 @@ def test_own_mistakes():
         own_task("clasify", "a", None, "b")
     with pytest.raises(ValueError, match=r"separator ', ': name one character"):
         own_task("multilabel", "a", None, "b", separator=", ")
-    with pytest.raises(ValueError, match="choice needs --options"):
+    with pytest.raises(ValueError, match="choice needs `options`"):
         own_task("choice", "a", None, "b")
-    with pytest.raises(ValueError, match="--options are for choice, not for regress"):
+    with pytest.raises(ValueError, match="`options` are for choice, not for regress"):
         own_task("regress", "a", None, "b", options=("c",))

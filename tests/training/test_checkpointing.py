@@ -90,7 +90,7 @@ def test_a_full_disk_ends_the_run_with_the_remedy_and_the_checkpoint_before(
         train()
     said = str(error.value)
     assert "No space left on device: the checkpoint of step 8 could not be written, " in said
-    assert said.endswith("step-00000004 is whole: free some space, then go on with --resume")
+    assert said.endswith("step-00000004 is whole: free some space, then go on with `resume=True`")
     assert "\n" not in said and isinstance(error.value.__cause__, OSError)
     assert RunFolder(out).latest_valid()[0].name == "step-00000004"
     assert not (out / "result.json").exists()
@@ -267,7 +267,7 @@ def test_a_refused_start_leaves_no_lock(train, tmp_path):
     run = RunFolder(tmp_path / "run")
     run.write_settings({"kind": "finetune"})
     for resume in (False, True):
-        with pytest.raises(ValueError, match="holds a model already: name another --out"):
+        with pytest.raises(ValueError, match="holds a model already: name another `out`"):
             train(resume=resume)
     assert [path.name for path in run.path.iterdir()] == ["run.json"]
 

@@ -16,12 +16,12 @@ CUDA_IS_HERE = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
-        ({"threads": 5000}, "threads=5000: this machine has"),
-        ({"precision": "half"}, "precision='half': known are auto, auto-int8, float32"),
+        ({"threads": 5000}, "`threads=5000`: this machine has"),
+        ({"precision": "half"}, "`precision='half'`: known are auto, auto-int8, float32"),
         ({"device": "abacus"}, "device='abacus'"),
-        (FLOAT8, "precision='float8': cpu has no float8 products.*; use bf16$"),
+        (FLOAT8, "`precision='float8'`: cpu has no float8 products.*; use bf16$"),
         pytest.param(
-            {"device": "cuda"}, "sees no CUDA device; use device='cpu'", marks=CUDA_IS_HERE
+            {"device": "cuda"}, "sees no CUDA device; use `device='cpu'`", marks=CUDA_IS_HERE
         ),
     ],
     ids=str,
@@ -64,7 +64,7 @@ def test_int8_where_a_processor_has_it(monkeypatch, has_vnni, has_bf16, best):
     # until the products of the run's own layers are measured: pretraining/test_matmul_times.py
     assert choose_engine("cpu", "auto-int8").precision == best
     if best == "float32":
-        says = "precision='int8': cpu has no AVX-512 VNNI .*; use bf16 or float32$"
+        says = "`precision='int8'`: cpu has no AVX-512 VNNI .*; use bf16 or float32$"
         with pytest.raises(ValueError, match=says):
             choose_engine("cpu", "int8")
 

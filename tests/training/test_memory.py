@@ -196,11 +196,11 @@ def test_available_memory_in_a_container(tmp_path):
     assert machine(tmp_path / "1", 1000, groups, version_1) == 5000
 
 
-ROWS, LENGTH = "lower --micro-batch-size (now 32)", "lower --max-length (now 512)"
-ANEW, SIZE = "add --activation-checkpointing", "take a smaller --size (now base)"
+ROWS, LENGTH = "lower `micro_batch_size` (now 32)", "lower `max_length` (now 512)"
+ANEW, SIZE = "add `activation_checkpointing=True`", "take a smaller `size` (now base)"
 LEAST = {"micro_batch": 1, "activation_checkpointing": True}
 FIXED = {"length": None, "size": None}
-PHASE_2 = "lower --phase2-length (now 512)"
+PHASE_2 = "lower `phase2_length` (now 512)"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_cores_are_divided_among_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     two = Ranks(1, size=4, local_rank=1, local_size=2)
     assert choose_engine("cpu", "float32", None, two).threads == 4
-    with pytest.raises(ValueError, match="threads=5: .* 8 cores for 2 ranks; give 1 to 4"):
+    with pytest.raises(ValueError, match="`threads=5`: .* 8 cores for 2 ranks; give 1 to 4"):
         choose_engine("cpu", "float32", 5, two)
 
 
@@ -150,7 +150,7 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch):
     ranks = Ranks(5, size=8, local_rank=1, local_size=2)
     assert ranks.device(torch.device("cuda")) == torch.device("cuda", 1) and taken == [1]
     assert ranks.device(cpu := torch.device("cpu")) == cpu
-    with pytest.raises(ValueError, match="--device cuda:0: each of 8 ranks takes its own GPU"):
+    with pytest.raises(ValueError, match="`device='cuda:0'`: each of 8 ranks takes its own GPU"):
         ranks.device(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="rank 6 is number 2 on a machine with 2 GPUs"):
         Ranks(6, size=8, local_rank=2, local_size=3).device(torch.device("cuda"))

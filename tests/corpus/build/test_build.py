@@ -207,7 +207,7 @@ def test_a_finished_store_needs_no_lock(corpus, tmp_path, capsys):
 
 def test_a_finished_store_is_not_overwritten_by_another(make):
     before = contents(out := make("s"))
-    with pytest.raises(ValueError, match=r"finished token store.*remove the folder.*--out"):
+    with pytest.raises(ValueError, match=r"finished token store.*remove the folder.*`out`"):
         make("s", held_out=0.1)
     assert contents(out) == before
 
@@ -335,7 +335,7 @@ def test_a_killed_process_is_gone_on_with_to_the_same_bytes(make, script, tmp_pa
 def test_an_unguarded_script_is_told_so_and_does_not_hang(script, tmp_path):
     ended = script("workers=2")
     assert ended.returncode == 1
-    assert "ValueError: workers = 2 within a worker process: put the script's" in ended.stderr
+    assert "ValueError: `workers=2` within a worker process: put the script's" in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("OSError: a worker process died")
     assert not (tmp_path / "s" / "manifest.json").exists()
 

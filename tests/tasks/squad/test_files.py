@@ -357,7 +357,7 @@ def test_the_other_formats(tmp_path):
         ([row({"text": ["Bob"], "answer_start": ["8"]})], ":1: column 'right' holds {'text'"),
         ([row("Bob", ask=" ")], ":1: empty text in column 'ask'"),
         ([row("Bob", about=3)], ":1: column 'about' holds 3, not a text"),
-        ([{"ask": "Who?", "about": "x"}], ":1: no column 'right' for --label"),
+        ([{"ask": "Who?", "about": "x"}], ":1: no column 'right' for `label`"),
     ],
 )
 def test_bad_rows(rows, message, tmp_path):

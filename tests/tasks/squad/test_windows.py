@@ -67,7 +67,7 @@ def test_a_long_question_is_cut_and_a_context_is_read_once():
     questions = of(("a b c d", "h g", (0, 1)), ("a", "h g", (2, 3)), ("b", "", None))
     windows = windows_of(questions, max_length=8, max_question_length=2)
     assert windows.num_truncated == 1
-    assert "--max-question-length" in windows.long_hint(EncodingSettings())
+    assert "maximum question length" in windows.long_hint(EncodingSettings())
     # the last has a context without a token
     assert rows(windows) == [row("^ab$hg$"), row("^a$hg$"), row("^b$$")]
     assert windows.labels.tolist() == [[4, 4], [4, 4], [0, 0]]
@@ -108,8 +108,8 @@ def test_a_question_leaves_the_context_a_quarter_of_the_window():
     short, long = EncodingSettings(max_length=11), EncodingSettings(max_length=384)
     note = "1 of 2 questions have more than 6 tokens and lose their end"
     assert windows.long_note(short) == note
-    assert windows.long_hint(short) == "a larger --max-length reads more of them"
-    assert windows.long_hint(long).startswith("a larger --max-question-length")
+    assert windows.long_hint(short) == "a larger maximum length reads more of them"
+    assert windows.long_hint(long).startswith("a larger maximum question length")
 
 
 def test_bad_lengths():

@@ -72,11 +72,11 @@ def test_what_people_hand_over():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "texts: expected a text"),
-        (["Ann", ["ran"]], r"texts\[1\] is list"),
-        ([["Ann"], "ran"], r"texts\[1\] is a text, but texts\[0\] is not"),
-        ([["Ann"], ["ran", 3]], r"texts\[1\]\[1\] is int 3"),
-        ([None], r"texts\[0\]: expected a text .* not None"),
+        (None, "text: expected a text"),
+        (["Ann", ["ran"]], r"text\[1\] is list"),
+        ([["Ann"], "ran"], r"text\[1\] is a text, but text\[0\] is not"),
+        ([["Ann"], ["ran", 3]], r"text\[1\]\[1\] is int 3"),
+        ([None], r"text\[0\]: expected a text .* not None"),
     ],
 )
 def test_what_is_neither_texts_nor_words_is_refused(given, message):

@@ -14,7 +14,7 @@ from bertsmith.text.readers.tables import column_names, read_columns
 
 from ...tiny import write
 
-WANTED = {"text": "--text"}
+WANTED = {"text": "`text`"}
 
 
 PACKED = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress, ".zst": zstandard.compress}
@@ -60,8 +60,8 @@ def test_both_arrow_formats_and_their_faults(tmp_path):
     for name in ("file.arrow", "stream.arrow"):
         assert read_columns(tmp_path / name, WANTED) == ({"text": ["a", "b"]}, [1, 2])
         assert column_names(tmp_path / name) == ["text", "n"]
-        with pytest.raises(ValueError, match=rf"{name}: no column 'txt' for --text: did you mean"):
-            read_columns(tmp_path / name, {"txt": "--text"})
+        with pytest.raises(ValueError, match=rf"{name}: no column 'txt' for `text`: did you mean"):
+            read_columns(tmp_path / name, {"txt": "`text`"})
     write(tmp_path / "bad.arrow", "nothing of the kind")
     whole = (tmp_path / "stream.arrow").read_bytes()
     write(tmp_path / "cut.arrow", whole[: len(whole) // 2])
@@ -86,7 +86,7 @@ def labels(tmp_path):
     def read(values, metadata):
         table = pyarrow.table({"label": values}).replace_schema_metadata(metadata)
         parquet.write_table(table, tmp_path / "x.parquet")
-        return read_columns(tmp_path / "x.parquet", {"label": "--label"})[0]["label"]
+        return read_columns(tmp_path / "x.parquet", {"label": "`label`"})[0]["label"]
 
     return read
 
@@ -137,16 +137,16 @@ REFUSED = [
     ("number.jsonl", b'{"text": 5}', "{}:1: 'text' is 5: expected a string", None),
     ("twice.jsonl", b'{"text": "a", "text": "b"}', None, "{}:1: 'text' is there twice: keep one"),
     ("column.jsonl", b'{"body": "a", "id": 1}', "(found: body, id)",
-     "{}:1: no column 'text' for --text: name one of its own (columns: body, id)"),
+     "{}:1: no column 'text' for `text`: name one of its own (columns: body, id)"),
     ("column.csv", b"body,id\na,1\n",
-     "{}:1: no column 'text' (found: body, id): name the one with the text with --text-column",
-     "{}: no column 'text' for --text: name one of its own, or is the header line missing?"),
+     "{}:1: no column 'text' (found: body, id): name the one with the text with `text_column`",
+     "{}: no column 'text' for `text`: name one of its own, or is the header line missing?"),
     ("near.csv", b"texts;queue\na;b\n", "(found: texts;queue)",
-     "no column 'text' for --text: did you mean 'texts;queue'? (columns: texts;queue)"),
+     "no column 'text' for `text`: did you mean 'texts;queue'? (columns: texts;queue)"),
     ("bare.csv", b"I lost it,7\n", "(found: I lost it, 7)",
      "own, or is the header line missing? (columns: I lost it, 7)"),
     ("semicolons.csv", b"text;queue\na;b\n", "(found: text;queue)",
-     "no column 'text' for --text: its header is one cell: are ';' its separators? a .csv"),
+     "no column 'text' for `text`: its header is one cell: are ';' its separators? a .csv"),
     ("tabs.csv", b"text\tqueue\na\tb\n", "(found: text\tqueue)",
      "its header is one cell: are tabs its separators? a .csv has commas, a .tsv"),
     ("commas.tsv", b"queue,text\na,b\n", "(found: queue,text)",

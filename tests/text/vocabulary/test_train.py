@@ -127,7 +127,7 @@ def test_a_file_of_pieces_to_keep(tmp_path):
         ("##,x", r":1: '##,x' becomes 2 words"),
         ("\u0301", r":1: .* becomes no word"),
         ("##\n", r":1: '##' becomes 2 words"),
-        ("", r"keep.txt: no words in it: --keep wants one"),
+        ("", r"keep.txt: no words in it: `keep` wants one"),
         ("\n \n", r"keep.txt: no words in it"),
         (b"caf\xe9\n", r"keep.txt:1: not UTF-8"),
         (None, r"keep.txt: no such file"),
@@ -146,11 +146,11 @@ TEN_WORDS = tuple(f"word{i}" for i in range(10))
 @pytest.mark.parametrize(
     ("text", "size", "keep", "message"),
     [
-        ("abc", 7, (), "vocabulary of 7 .* 3 characters .* --size 8"),
-        ("abc abc", 11, (), "only 10 of 11 pieces: use --size 10 or less"),
-        ("abc", 9, (), r"lower --min-frequency \(2\)"),
+        ("abc", 7, (), "vocabulary of 7 .* 3 characters .* `size=8`"),
+        ("abc abc", 11, (), "only 10 of 11 pieces: use `size=10` or less"),
+        ("abc", 9, (), r"lower `min_frequency` \(2\)"),
         ("abc", 15, TEN_WORDS, "vocabulary of 15 .* pieces to keep are 15, without"),
-        ("abc", 17, TEN_WORDS, "10 pieces to keep and .* 3 characters need --size 18"),
+        ("abc", 17, TEN_WORDS, "10 pieces to keep and .* 3 characters need `size=18`"),
     ],
 )
 def test_sizes_that_cannot_be_met_say_what_can(text, size, keep, message):

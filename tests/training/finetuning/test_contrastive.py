@@ -225,7 +225,7 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
     [
         ("--score s", "--score: only with --dev"),
         ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
-        ("--batch-size 24", "batch_size = 24, group = 32"),
+        ("--batch-size 24", "batch_size = 24, negatives = 32"),
         ("--epochs 0", "epochs = 0: must be at least 1"),
         ("--text-pair c", "no column 'c' for --text-pair"),
         ("--text-pair a", "column 'a' is named twice"),
@@ -250,7 +250,7 @@ def test_a_run_that_cannot_be_is_refused_in_one_line(
         ("a,b,score\none,un,high\n", "dev.csv:2: .*'high'"),
         ("a,b,score\none,un,nan\n", "dev.csv:2: "),
         ("a,b,score\none,,1\n", "dev.csv:2: empty text in column 'b'"),
-        ("a,b,scores\none,un,1\n", "no column 'score' for --score: did you mean 'scores'"),
+        ("a,b,scores\none,un,1\n", "no column 'score' for `score`: did you mean 'scores'"),
         ("a,b,score\n", "dev.csv: no examples"),
     ],
 )

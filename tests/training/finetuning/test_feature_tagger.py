@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
             run(**changes)
 
     refuses("unknown row 'lats': known are embeddings, second", rows=("lats",))
-    refuses("--max-length 96: the model knows 64 positions", max_length=96)
+    refuses("`max_length=96`: the model knows 64 positions", max_length=96)
     shallow = write_model(tmp_path / "shallow")
     refuses("1 layers, but Table 7 reads the last four", folder=shallow)
     refuses("shallow holds a run already", out="shallow")

@@ -31,7 +31,7 @@ PATIENT = FinetuneSettings(early_stopping_patience=2)
             PATIENT,
             "evals_per_epoch",
             0,
-            "early_stopping_patience compares evaluations: leave --evals-per-epoch 0",
+            "early_stopping_patience compares evaluations: leave `evals_per_epoch=0`",
         ),
         (CONTRASTIVE, "learning_rate", 0.0, "learning_rate = "),
         (CONTRASTIVE, "scale", -1.0, "scale = "),
@@ -52,9 +52,9 @@ def test_settings_that_cannot_be(settings, name, value, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3..1", "--seeds 3..1: a range goes upwards, such as 1..3"),
-        ("1,2,1", "--seeds 1,2,1: 1 is named twice: leave one out"),
-        ("1..", "--seeds 1..: write 1,2,3 or 1..3"),
+        ("3..1", "`seeds='3..1'`: a range goes upwards, such as 1..3"),
+        ("1,2,1", "`seeds='1,2,1'`: 1 is named twice: leave one out"),
+        ("1..", "`seeds='1..'`: write 1,2,3 or 1..3"),
     ],
 )
 def test_seeds_that_are_refused(text, message):
@@ -70,7 +70,7 @@ FOCAL = "--focal-gamma: of the labels, unused at --distillation-weight 1"
 BOTH = "early_stopping_patience keeps the"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
-    ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
+    ("--sweep learning_rate=1e-5..1e-4", "a range needs `trials`"),
     ("--sweep ratte=1|2", "unknown setting 'ratte'"),
     ("--trials 3 --storage x.db", "--trials, --storage: only with --sweep"),
     ("--teacher-data x.txt --temperature 2", "--teacher-data, --temperature: only with --te"),

@@ -82,7 +82,7 @@ def test_a_folder_of_another_run_is_refused(trainer, toy, quick, tmp_path):
     refuses("project", "project holds 'seeds', which is of no run: name another")
     assert (own / "seeds" / "maize").is_dir() and names_in(own) == ["seeds"]
     same = replace(toy.settings, init_seed=1, order_seed=1, dropout_seed=1)
-    refuses("other", "are all set: --seeds has no effect", same, [1, 2])
+    refuses("other", "are all set: `seeds` has no effect", same, [1, 2])
 
 
 def test_what_an_unfinished_run_left_is_not_of_the_next(trainer, quick, tmp_path):
@@ -227,7 +227,7 @@ def test_what_always_collapses_is_told_and_kept(trainer, toy, tmp_path, capsys):
     assert [row["seed"] for row in result["restarts"]] == [1, 2]
     assert list(result["seeds"]) == ["2"] and result["best_seed"] == 2
     told = capsys.readouterr().err
-    assert "seed 2 collapsed" in told and "lower --learning-rate" in told
+    assert "seed 2 collapsed" in told and "lower the learning rate" in told
 
 
 @pytest.fixture

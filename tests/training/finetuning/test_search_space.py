@@ -67,7 +67,7 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("=3", "'=3': write paper"),
         ("leraning_rate=1|2", "unknown setting 'leraning_rate': did you mean 'learning_rate'"),
         ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
-        ("max-length=64|128", "max_length is the same in every trial: set it with --max-length"),
+        ("max-length=64|128", "max_length is the same in every trial: set it with `max_length`"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),
         ("batch_size=16|32.5", "batch_size = 32.5: expected int"),
         ("batch_size=16|many", "batch_size = 'many': expected int"),
@@ -77,19 +77,19 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("tune_thresholds=false..true", "False is no number"),
         ("learning_rate=1e-4..1e-5", "learning_rate = 1e-4..1e-5: write the lower one first"),
         ("learning_rate=1e-4..1e-4", "write the lower one first"),
-        ("learning_rate=0..1e-4", "--sweep: learning_rate = 0: must be above 0"),
-        ("epochs=0|1", "--sweep: epochs = 0: must be above 0"),
-        ("batch_size=0|1", "--sweep: batch_size = 0: must be above 0"),
+        ("learning_rate=0..1e-4", "`sweep`: learning_rate = 0: must be above 0"),
+        ("epochs=0|1", "`sweep`: epochs = 0: must be above 0"),
+        ("batch_size=0|1", "`sweep`: batch_size = 0: must be above 0"),
         ("dropout=0..inf", "dropout = inf: must be finite"),
         ("dropout=nan|0", "dropout = nan: must be finite"),
-        ("dropout=0.1|1.0", "--sweep: dropout = 1.0: must be in [0, 1)"),
-        ("attention_dropout=0..1", "--sweep: attention_dropout = 1.0: must be in [0, 1)"),
-        ("order_seed=-1|1", "--sweep: order_seed = -1: must be at least 0"),
+        ("dropout=0.1|1.0", "`sweep`: dropout = 1.0: must be in [0, 1)"),
+        ("attention_dropout=0..1", "`sweep`: attention_dropout = 1.0: must be in [0, 1)"),
+        ("order_seed=-1|1", "`sweep`: order_seed = -1: must be at least 0"),
         ("learning_rate=..1e-4", "learning_rate = '': expected float"),
     ],
 )
 def test_what_is_refused(text, message):
-    with pytest.raises(ValueError, match="--sweep") as refusal:
+    with pytest.raises(ValueError, match="`sweep`") as refusal:
         parse_space(text)
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
@@ -110,7 +110,7 @@ SPACES = [
     (
         "layer_decay=1|0.9",
         {"freeze_encoder": True},
-        "layer_decay 0.9: --freeze-encoder: the model's layers",
+        "layer_decay 0.9: `freeze_encoder`: the model's layers",
     ),
     (
         "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
@@ -124,7 +124,7 @@ SPACES = [
 def test_a_point_that_cannot_be_is_named(text, given, message):
     with pytest.raises(ValueError) as refusal:
         check_points(parse_space(text), FinetuneSettings(**given))
-    assert str(refusal.value).startswith(f"--sweep: {message}")
+    assert str(refusal.value).startswith(f"`sweep`: {message}")
 
 
 def is_possible(settings, point):
@@ -155,7 +155,7 @@ def test_a_space_is_refused_when_any_of_its_points_is(given):
                 check_points(space, settings)
             else:
                 refused += 1
-                with pytest.raises(ValueError, match="--sweep"):
+                with pytest.raises(ValueError, match="`sweep`"):
                     check_points(space, settings)
     assert 0 < refused < 31
 

@@ -212,9 +212,9 @@ def test_a_new_file_that_another_process_is_making(store, monkeypatch):
 @pytest.mark.parametrize(
     ("store", "settings", "message"),
     [
-        ("study.db", {"space": FREE}, "a range needs --trials"),
-        ("study.db", {"trials": 0}, "--trials 0: must be at least 1"),
-        ("notes.txt", {}, "notes.txt: no database for a study: .*not a database"),
+        ("study.db", {"space": FREE}, "a range needs `trials`"),
+        ("study.db", {"trials": 0}, "`trials=0`: must be at least 1"),
+        ("notes.txt", {}, "notes.txt.*: no database for a study: .*not a database"),
         (".", {}, "the database fails: .*unable to open"),  # a folder
         ("clay://tablet", {}, "no database for a study: .*dialects:clay"),
         ("mysql+pymysql://me:it@host/name", {}, "no Python package for 'mysql.pymysql' databases"),
@@ -396,10 +396,10 @@ def test_a_sweep_can_search_what_a_model_is_made_with(trainer, toy, tmp_path):
     [
         (
             "early_stopping_patience=0|2 keep=best|last",
-            "--sweep: early_stopping_patience 2, keep last: early_stopping_patience keeps the",
+            "`sweep`: early_stopping_patience 2, keep last: early_stopping_patience keeps the",
         ),
-        ("reinit_layers=0|2", "--reinit-layers 2: the model has 1"),
-        ("reinit_layers=0..3", "--reinit-layers 3: the model has 1"),
+        ("reinit_layers=0|2", "`reinit_layers=2`: the model has 1"),
+        ("reinit_layers=0..3", "`reinit_layers=3`: the model has 1"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_trial(trainer, toy, tried, tmp_path, space, message):

@@ -70,7 +70,7 @@ def test_reinitialised_layers_are_the_top_ones_and_the_pooler(deep_folder, toy, 
 
 
 def test_more_fresh_layers_than_there_are_is_refused(deep_folder, toy):
-    with pytest.raises(ValueError, match="--reinit-layers 4: the model has 3"):
+    with pytest.raises(ValueError, match="`reinit_layers=4`: the model has 3"):
         classifier(deep_folder, replace(toy.settings, reinit_layers=4))
 
 
@@ -98,7 +98,7 @@ def test_a_head_is_kept_for_the_same_classes_of_one_data_set(trainer, toy, tmp_p
 
 
 def test_what_does_not_fit_the_model_is_refused(toy, model_folder, tmp_path):
-    with pytest.raises(ValueError, match="--max-length 64: the model knows 32 positions"):
+    with pytest.raises(ValueError, match="`max_length=64`: the model knows 32 positions"):
         toy.prepare(settings=replace(toy.settings, max_length=64))
     folder = shutil.copytree(model_folder, tmp_path / "model")
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -112,7 +112,7 @@ def test_what_does_not_fit_the_model_is_refused(toy, model_folder, tmp_path):
     save_model(PreTrainingModel(config), tokenizer, tmp_path / "single")
     toy.prepare(model=tmp_path / "single")
     train, dev = (replace(data, pairs=data.texts) for data in (toy.examples(8, 1),) * 2)
-    with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave --text-pair out"):
+    with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave `text_pair` out"):
         toy.prepare(train, dev, own_task("classify", "text", "pair", "label"),
                     model=tmp_path / "single")  # fmt: skip
 
@@ -270,5 +270,5 @@ def test_balanced_labels_count_by_those_who_have_them(toy, tmp_path):
 def test_scores_have_no_classes_to_balance(toy, tmp_path):
     data = relabelled(toy, np.arange(8, dtype=np.float32))
     task = own_task("regress", "text", None, "label")
-    with pytest.raises(ValueError, match="--class-weights balanced: a regress has no classes"):
+    with pytest.raises(ValueError, match="`class_weights='balanced'`: a regress has no classes"):
         logged_loss(toy, tmp_path, data, task=task, class_weights="balanced")

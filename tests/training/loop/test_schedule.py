@@ -36,8 +36,8 @@ def test_warm_up_in_steps_is_a_share_of_the_steps():
     [
         (Budget(steps=500), "warmup_steps = 10000: .* less than the budget of 500 steps; raise"),
         (Budget(steps=10_000), "less than the budget"),
-        (Budget(minutes=60), "needs a budget in --steps; .* give --warmup-ratio"),
-        (Budget(tokens=10**9), "needs a budget in --steps"),
+        (Budget(minutes=60), "needs a budget in `steps`; .* give `warmup_ratio`"),
+        (Budget(tokens=10**9), "needs a budget in `steps`"),
     ],
 )
 def test_a_budget_that_does_not_hold_the_warm_up(budget, message):

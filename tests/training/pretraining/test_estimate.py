@@ -65,7 +65,7 @@ def test_text_and_json():
     assert mapping["fits"] is True
     tight = of(Budget(steps=1), speed, available=found.memory.peak - 1)
     assert not tight.fits and tight.mapping()["fits"] is False
-    says = "too little; lower --micro-batch-size, --max-length or --size"
+    says = "too little; take a smaller micro-batch, length or size"
     assert says in tight.text().splitlines()[1]
     guess = of(Budget(steps=1), Speed(1.0, measured=False)).text()
     assert "a guess from the machine's peak" in guess and "are free" not in guess

@@ -69,7 +69,7 @@ def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     assert not SHAPE & given and {"phase2_length", "steps"} <= given
     assert all(getattr(recipe, name) == default(name) for name in SHAPE)
     assert recipe.dropout == 0.1
-    with pytest.raises(ValueError, match="size: fixed by the model that --model goes on from"):
+    with pytest.raises(ValueError, match="size: fixed by the model that `model` goes on from"):
         read_words("paper", "--model", "model", "--size", "mini")
 
 
@@ -119,7 +119,9 @@ def test_a_recipe_of_no_size_goes_on_from_any_model(name):
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"--config papr: no such recipe: did you mean 'paper'\?"):
+    with pytest.raises(
+        ValueError, match=r"`recipe='papr'`: no such recipe: did you mean 'paper'\?"
+    ):
         recipe_file("papr")
 
 

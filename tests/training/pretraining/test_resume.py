@@ -98,12 +98,12 @@ def test_what_does_not_fit_the_run_is_refused(train, tmp_path):
             train(*given, **named)
 
     out = train(steps=2).folder
-    refused_with("holds a model already: name another --out or add --resume")
-    refused_with("was started without --model, not from", model=out, resume=True)
+    refused_with("holds a model already: name another `out` or add `resume=True`")
+    refused_with("was started without `model`, not from", model=out, resume=True)
     refused_with("started with size = 2x64, not mini", size="mini", steps=4, resume=True)
     warming = train("warming", steps=2, warmup_steps=1).folder
     before = (warming / "run.json").read_bytes()
-    says = "warmup_steps = 1: needs a budget in --steps"
+    says = "warmup_steps = 1: needs a budget in `steps`"
     refused_with(says, "warming", None, minutes=1, resume=True)
     assert (warming / "run.json").read_bytes() == before
     record = read_json(out / "run.json")
@@ -112,7 +112,7 @@ def test_what_does_not_fit_the_run_is_refused(train, tmp_path):
     refused_with("has changed since .*run began .*: put the old store back", steps=24, resume=True)
     record["corpus"]["path"] = "elsewhere"
     write_json(out / "run.json", record)
-    refused_with("on another corpus .*: resume with --corpus elsewhere", steps=24, resume=True)
+    refused_with("on another corpus .*: resume with `corpus='elsewhere'`", steps=24, resume=True)
 
 
 def test_a_resume_says_and_keeps_what_it_changes(train, capsys):
@@ -153,14 +153,14 @@ def test_a_recipe_does_not_undo_what_flags_set(store_folder, tmp_path):
     assert (steps, rate) == (2, 5e-4)
     kept = f"{out}: goes on with"
     assert f"{kept} learning_rate = 0.0005, not the recipe's learning_rate = 0.001: give" in said
-    assert f"{kept} steps = 2, not the recipe's steps = 40: give --steps to" in said
+    assert f"{kept} steps = 2, not the recipe's steps = 40: give steps by" in said
     steps, rate, said = goes_on("--steps", 3)
     assert (steps, rate) == (3, 5e-4) and "goes on with steps" not in said
     steps, rate, said = goes_on("--learning-rate", 1e-3)
     assert (steps, rate) == (3, 1e-3) and "goes on with rate" not in said
     assert "precision" not in said + goes_on("--precision", "auto-int8")[2]
     assert goes_on("--minutes", 1e-3)[0] is None
-    line = "goes on with minutes = 0.001, not the recipe's steps = 40: give --steps to change it"
+    line = "goes on with minutes = 0.001, not the recipe's steps = 40: give steps by itself"
     assert line in goes_on()[2]
 
 
@@ -236,7 +236,7 @@ def test_another_mixture_is_no_resume(train, store_folder, other_folder):
     printed = open_corpus(thirds).folder.split()
     assert open_corpus(printed).fingerprint == open_corpus(thirds).fingerprint
     for sources in ([f"{store_folder}=2", f"{other_folder}=1"], store_folder, other_folder):
-        with pytest.raises(ValueError, match="trained on another corpus.*--corpus .*=1 .*=2"):
+        with pytest.raises(ValueError, match="trained on another corpus.*`corpus=.*=1 .*=2"):
             train(corpus=sources, resume=True)
 
 

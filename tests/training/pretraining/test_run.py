@@ -133,7 +133,7 @@ def test_continued_training_starts_from_its_model_and_resumes(train, tmp_path, w
 def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(
     train, store_folder, tmp_path, settings
 ):
-    with pytest.raises(ValueError, match="holds a token store: name another --out"):
+    with pytest.raises(ValueError, match="holds a token store: name another `out`"):
         pretrain(store_folder, store_folder, settings)
     train(steps=2)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000002"
@@ -171,7 +171,7 @@ def test_a_model_of_another_tokenizer_is_refused(
     ("shape", "entries", "says"),
     [
         ({}, {"vocab_size": 69}, "a tokenizer of 70 pieces for a model of 69"),
-        ({"type_vocab_size": 1}, {}, r"type_vocab_size of 1 .* needs two: use --objective mlm"),
+        ({"type_vocab_size": 1}, {}, r"type_vocab_size of 1 .* needs two: use `objective='mlm'`"),
     ],
     ids=["rows", "segments"],
 )
@@ -192,7 +192,7 @@ def test_what_the_model_to_start_from_has_fixed_is_refused(
     says = f"phase2_length = 600: .*{whole_run.name} knows 512 positions: lower"
     with pytest.raises(ValueError, match=says):
         train(phase2_length=600, model=whole_run)
-    with pytest.raises(ValueError, match="norm: fixed by the model that --model goes on from"):
+    with pytest.raises(ValueError, match="norm: fixed by the model that `model` goes on from"):
         pretrain(store_folder, tmp_path / "run", settings, model=whole_run, layer_norm="post")
     assert not (tmp_path / "run").exists()
 
@@ -235,10 +235,10 @@ def test_memory_that_runs_out_names_the_settings(train, tmp_path, monkeypatch):
 
     hungry = failing("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
     monkeypatch.setattr(Stepper, "step", hungry)
-    with pytest.raises(MemoryError, match=r"--micro-batch-size \(now 16\).*; nothing was saved"):
+    with pytest.raises(MemoryError, match=r"`micro_batch_size` \(now 16\).*; nothing was saved"):
         train()
     monkeypatch.setattr(Engine, "workers", 2)  # each with half of the rows
-    with pytest.raises(MemoryError, match=r"--micro-batch-size \(now 8\)"):
+    with pytest.raises(MemoryError, match=r"`micro_batch_size` \(now 8\)"):
         train("two")
 
     with pytest.raises(ValueError, match="stopped before its first checkpoint: name another"):
@@ -250,7 +250,7 @@ def test_memory_that_runs_out_names_the_settings(train, tmp_path, monkeypatch):
     with pytest.raises(MemoryError) as raised:
         train(resume=True, steps=3)
     assert "--max-length" not in str(raised.value) and "--size" not in str(raised.value)
-    assert str(raised.value).endswith("; go on with --resume")
+    assert str(raised.value).endswith("; go on with `resume=True`")
 
     monkeypatch.setattr(Stepper, "step", failing("something else"))
     with pytest.raises(RuntimeError, match="something else"):

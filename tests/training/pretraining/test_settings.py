@@ -48,10 +48,10 @@ def test_contradictions(says, settings):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tokens": 10}, "exactly one of --steps, --tokens and --minutes"),
-        ({"steps": None, "minutes": 0}, "--minutes 0: must be above 0"),
-        ({"warmup_steps": 24}, "warmup_steps = 24: .* raise --steps"),
-        ({**BY_MINUTES, "warmup_steps": 5}, "warmup_steps = 5: needs a budget in --steps"),
+        ({"tokens": 10}, "exactly one of `steps`, `tokens` and `minutes`"),
+        ({"steps": None, "minutes": 0}, "`minutes=0`: must be above 0"),
+        ({"warmup_steps": 24}, "warmup_steps = 24: .* raise `steps`"),
+        ({**BY_MINUTES, "warmup_steps": 5}, "warmup_steps = 5: needs a budget in `steps`"),
     ],
 )
 def test_budgets(changes, says, settings):

@@ -205,7 +205,7 @@ def test_a_gpu_that_is_too_small_for_the_step_says_what_to_lower(tried, as_on_a_
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     monkeypatch.setattr(Stepper, "step", full)
-    says = r"out of memory: lower --micro-batch-size \(now 16\), lower"
+    says = r"out of memory: lower `micro_batch_size` \(now 16\), lower"
     with pytest.raises(MemoryError, match=says):
         tried()
 
@@ -245,7 +245,7 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(train, store_folder):
     numbers = sum(weight.numel() for weight in weights(small).values())
     assert {phase["parameters"] for phase in phases} == {numbers}
     said = refused(*words, "--size", "1x64", "--dry-run")
-    assert "size: fixed by the model that --model goes on from; leave" in said
+    assert "size: fixed by the model that `model` goes on from; leave" in said
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, monkeypatch):
@@ -310,7 +310,7 @@ def test_workers_share_the_batch(batch, workers, rows):
 
 
 def test_not_even_one_row():
-    with pytest.raises(ValueError, match="not even one row .*--max-length.*--size.*--activation-"):
+    with pytest.raises(ValueError, match="not even one row .*`max_length`.*`size`.*`activation_"):
         find_micro_batch(8, lambda rows: False)
 
 
@@ -361,7 +361,7 @@ def test_on_a_cpu_nothing_is_compiled_nor_said_and_on_is_refused(capsys):
     task = SimpleNamespace(engine=CPU)
     assert compile_tasks("auto", [task], 1e12) == compile_tasks("off", [task], 1e12) == "off"
     assert not capsys.readouterr().err
-    with pytest.raises(ValueError, match="compile = on: .*--device cuda"):
+    with pytest.raises(ValueError, match="compile = on: .*`device='cuda'`"):
         compile_tasks("on", [task], 1e12)
 
 
@@ -395,7 +395,7 @@ def compiling(monkeypatch):
 @pytest.mark.parametrize(
     ("width", "rows", "length", "message"),
     [
-        (312, 32, 128, "hidden size, 312, must be .* of 16: .*: use --precision bf16$"),
+        (312, 32, 128, "hidden size, 312, must be .* of 16: .*: use `precision='bf16'`$"),
         (256, 30, 100, r"tokens at once .*, 3,000, must .* of 16: .*, or another --micro-batch-s"),
     ],
 )

@@ -348,7 +348,7 @@ def test_predictions_for_json(tmp_path, predict):
     path = squad(tmp_path / "new.json", [("a", "c d", "d"), ("b", "e f", None)])
     data, answer = predict(path, [(0, 1), (0, 0)])
     assert data.answers is None and data.rows is None
-    with pytest.raises(ValueError, match="out.csv: answers to a JSON file are JSON too: end --out"):
+    with pytest.raises(ValueError, match="out.csv: answers to a JSON file are JSON too: end `out`"):
         answer("out.csv")
     assert json.loads(answer("out.json").read_text()) == {"0": "c d", "1": ""}
     odds = json.loads((tmp_path / "out.null_odds.json").read_text())

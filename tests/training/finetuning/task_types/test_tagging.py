@@ -148,7 +148,7 @@ def test_predict_reads_standard_input_and_no_other_columns(tmp_path, standard_in
     standard_input(b"Ann sees\nRome\n")
     data = KIND.read_input("-", PURPOSE)
     assert data.boundaries.tolist() == [0, 2, 3] and data.tags is None
-    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for --text"):
+    with pytest.raises(ValueError, match=r"g\.csv: no column 'tokens' for `text`"):
         read_input(tmp_path / "g.csv", "text\nAnn sees Rome\n")
 
 
@@ -170,7 +170,7 @@ def test_what_predict_writes(tmp_path):
     assert (tmp_path / "a.conll").read_text() == "Ann B-PER\nsees O\nRome B-LOC\n\nBob B-PER\n\n"
     first = json.loads((tmp_path / "b.jsonl").read_text().splitlines()[0])
     assert first["tags"] == ["B-PER", "O", "B-LOC"] and first["probabilities"] == [1, 0.5, 0.25]
-    with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end --out in"):
+    with pytest.raises(ValueError, match=r"out\.csv: cannot write tags to '\.csv': end `out` in"):
         KIND.check_output(data, tmp_path / "out.csv", PURPOSE)
 
 

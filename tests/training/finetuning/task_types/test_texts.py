@@ -113,7 +113,7 @@ def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kin
     of, asked = CASES[kind][0], asked_of(kind, **part)
     data = of.read_input(str(write(tmp_path / "new.csv", ["plot", "a"])), asked)
     of.check_output(data, tmp_path / "out.csv", asked)
-    with pytest.raises(ValueError, match=r"holds a tab .* end --out in \.csv or \.jsonl"):
+    with pytest.raises(ValueError, match=r"holds a tab .* end `out` in \.csv or \.jsonl"):
         of.check_output(data, tmp_path / "out.tsv", asked)
 
 
@@ -191,7 +191,7 @@ def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
 
 def test_one_score_is_nothing_to_learn(toy):
     one = replace(worths(4, 1), labels=np.full(4, 2.5, np.float32))  # the others were split off
-    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*--dev"):
+    with pytest.raises(ValueError, match="made: every training example has the score 2.5: .*`dev`"):
         toy.prepare(one, worths(9, 2), NUMBERS)
 
 
@@ -402,7 +402,7 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     for rows, name, message in (
         (data, "out.tsv", "row 1: 'ending1' holds a tab or a line break"),
         (listed, "out.tsv", "row 1: 'option 1' holds a tab or a line break"),
-        (data, "out.txt", r"out\.txt: cannot write '\.txt': end --out in \.csv"),
+        (data, "out.txt", r"out\.txt: cannot write '\.txt': end `out` in \.csv"),
     ):
         with pytest.raises(ValueError, match=message):
             CHOICE.check_output(rows, tmp_path / name, of_swag)
