@@ -178,8 +178,8 @@ LOSE = "24 of 24 examples have more than 32 tokens and lose their"
     ("flags", "note"),
     [
         ("--long-texts windows --doc-stride 20 --pool vote", "24 examples are read in"),
-        ("--long-texts head-tail", f"{LOSE} middle: --long-texts win"),
-        ("", f"{LOSE} end: --long-texts head"),
+        ("--long-texts head-tail", f"{LOSE} middle: windows or"),
+        ("", f"{LOSE} end: windows, head"),
     ],
 )
 def test_a_model_reads_as_it_was_trained(long_texts, tmp_path, flags, note):

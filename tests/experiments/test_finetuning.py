@@ -72,7 +72,7 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
     model = load(result.folder)
     assert evaluate(model, tmp_path / "other.csv", text="mail").examples == 40
     assert evaluate(model, data).metrics == pytest.approx(result.metrics)
-    message = "^text_pair='mail': the model was trained without a second"
+    message = "^`text_pair='mail'`: the model was trained without a second"
     with pytest.raises(ValueError, match=message):
         evaluate(model, data, text_pair="mail")
 
@@ -82,11 +82,14 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
     [
         ({"epoch": 3}, r"^finetune\(\): unknown setting 'epoch': did you mean 'epochs'"),
         ({"epochs": "3"}, r"^finetune\(\): epochs = '3': expected int"),
-        ({"max_length": 64}, "^max_length=64: the model knows 32 positions"),
-        ({"teacher_data": "x"}, "^teacher_data=: only with teacher=$"),
-        ({"freeze_encoder": True}, "^freeze_encoder=: without effect on a task of kind 'classify'"),
-        ({"seeds": "1.."}, "^seeds=1..: write 1,2,3 or 1..3"),
-        ({"seeds": [1, 1]}, "^seeds=1,1: 1 is named twice"),
+        ({"max_length": 64}, "^`max_length=64`: the model knows 32 positions"),
+        ({"teacher_data": "x"}, "^`teacher_data`: only with `teacher`$"),
+        (
+            {"freeze_encoder": True},
+            "^`freeze_encoder`: without effect on a task of kind 'classify'",
+        ),
+        ({"seeds": "1.."}, "^`seeds='1..'`: write 1,2,3 or 1..3"),
+        ({"seeds": [1, 1]}, "^`seeds='1,1'`: 1 is named twice"),
     ],
 )
 def test_errors_name_the_argument(files, tmp_path, settings, message):

@@ -60,12 +60,12 @@ def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     with pytest.raises(ValueError, match="holds something that no quickstart wrote"):
         quickstart(foreign, SETTINGS, corpus)
     (tmp_path / ".quickstart").touch()  # as if an earlier one had been written around the corpus
-    with pytest.raises(ValueError, match="which is written anew: name another --out"):
+    with pytest.raises(ValueError, match="which is written anew: name another `out`"):
         quickstart(tmp_path, SETTINGS, corpus)
     farm = tmp_path / "farm"
     farm.mkdir()
     for inside in (farm / "new", farm):
-        with pytest.raises(ValueError, match=f"{inside} lies in the corpus .*: name an --out out"):
+        with pytest.raises(ValueError, match=f"{inside} lies in the corpus .*: name an `out` out"):
             quickstart(inside, SETTINGS, [corpus[1], farm])
     for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": -1}, {"workers": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -36,7 +36,9 @@ def test_choices_that_the_machine_does_not_have_are_refused(choice, says):
 def test_a_gpu_without_the_products_is_refused(monkeypatch, precision):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.raises(ValueError, match=f"precision='{precision}': cuda has no {precision} prod"):
+    with pytest.raises(
+        ValueError, match=f"`precision='{precision}'`: cuda has no {precision} prod"
+    ):
         choose_engine("cuda", precision)
 
 

@@ -208,8 +208,8 @@ PHASE_2 = "lower `phase2_length` (now 512)"
     [
         ({}, f"{ROWS}, {LENGTH}, {ANEW}, or {SIZE}"),
         (LEAST, f"{LENGTH}, or {SIZE}"),
-        # phase 2, with --model
-        ({**LEAST, "size": None, "length_flag": "--phase2-length"}, PHASE_2),
+        # phase 2, with a base model
+        ({**LEAST, "size": None, "length_name": "phase2_length"}, PHASE_2),
         (FIXED, f"{ROWS}, or {ANEW}"),
         ({**LEAST, **FIXED}, "no setting of this run lowers it"),
     ],

@@ -81,7 +81,7 @@ def test_the_result_is_judged_by_what_is_true(notes, loss, says):
         ({"duplicate_sentences": 0.3, "duplicate_tokens": 0.25}, ["25% of the tokens"]),
         (
             {"duplicate_tokens": 0.0, "nsp_own_document": 0.04, "nsp_true_next": 0.02},
-            ["6% of the random next sentences are no random ones: give --nsp-sampling clean"],
+            ["6% of the random next sentences are no random ones: use the clean sampling of next"],
         ),
     ],
     ids=["fine", "duplicates", "pairs"],

@@ -245,7 +245,7 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(train, store_folder):
     numbers = sum(weight.numel() for weight in weights(small).values())
     assert {phase["parameters"] for phase in phases} == {numbers}
     said = refused(*words, "--size", "1x64", "--dry-run")
-    assert "size: fixed by the model that `model` goes on from; leave" in said
+    assert "size: fixed by the model that --model goes on from; leave" in said
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, monkeypatch):
@@ -396,7 +396,7 @@ def compiling(monkeypatch):
     ("width", "rows", "length", "message"),
     [
         (312, 32, 128, "hidden size, 312, must be .* of 16: .*: use `precision='bf16'`$"),
-        (256, 30, 100, r"tokens at once .*, 3,000, must .* of 16: .*, or another --micro-batch-s"),
+        (256, 30, 100, r"tokens at once .*, 3,000, must .* of 16: .*, or another `micro_batch_s"),
     ],
 )
 def test_float8_that_would_be_bf16_is_refused(compiling, width, rows, length, message):
