@@ -63,7 +63,7 @@ FINETUNE = {
 USE = {  # name -> command line and what it writes, or prints when that is empty
     "fill": ("fill [LINE] --model run --json", ""),
     "fill jointly": ("fill [LINE] --model run --joint --json", ""),
-    "fill words": ("fill [LINE] --model run --words 2 --json", ""),
+    "fill words": ("fill [LINE] --model run --max-pieces 2 --json", ""),
     "embed": (
         "embed texts.txt --model run --out embed.npy --whiten input --dimensions 16",
         "embed.npy",

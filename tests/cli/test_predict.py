@@ -317,7 +317,7 @@ def test_runs_answer_together_by_their_mean_logits(answerers, tmp_path):
     assert odds == {answer.id: pytest.approx(answer.null_odds) for answer in expected}
     texts = {answer.id: answer.chosen(-0.5).text for answer in expected}  # the mean threshold
     assert json.loads(out.read_text()) == texts
-    assert "has another tuned thresholds than" in refused(*words, answerers[2])
+    assert "has another set of tuned thresholds than" in refused(*words, answerers[2])
 
 
 def test_answers_of_a_table_keep_its_columns(answerers, tmp_path):

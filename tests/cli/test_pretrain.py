@@ -43,7 +43,7 @@ def test_a_store_built_with_another_vocabulary(made, refuse, tmp_path):
     pretrain = ("pretrain", "--corpus", store, "--model", made / "run", "--out", out)
     pretrain += ("--steps", 2, "--max-length", 16)
     refuse(*pretrain, says=(made / "run", "vocabulary", "`bertsmith corpus"))
-    refuse(*pretrain, "--size", "2x64", says=("size: fixed by the model", "leave it"))
+    refuse(*pretrain, "--size", "2x64", says=("size: fixed by --model", "leave it"))
     refuse("evaluate", made / "run", "--data", store, says=(store, "--vocab"))
     mixed = shutil.copytree(made / "store", tmp_path / "mixed")
     shutil.copytree(other, mixed, dirs_exist_ok=True)
@@ -78,7 +78,7 @@ def test_a_corpus_of_one_sentence(made, refuse, tmp_path):
 def test_a_run_of_another_size_on_resume(made, refuse, tmp_path):
     run = shutil.copytree(made / "run", tmp_path / "run")
     before = contents(run)
-    says = (run, "size = 1x64, not 2x64", "leave it out on --resume")
+    says = (run, "size = 1x64, not 2x64", "leave it out with --resume")
     refuse(*made.words("pretrain", run), "--resume", "--size", "2x64", says=says)
     assert before == contents(run)
 

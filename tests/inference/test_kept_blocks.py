@@ -32,7 +32,7 @@ def up_to(last, error=KeyboardInterrupt):
 
 def stopped(out, job, last, error=KeyboardInterrupt):
     with pytest.raises(error) as raised, kept_blocks(out, job, SIZES, "rows") as kept:
-        kept.settle([], print)
+        kept.set_precision([], print)
         kept.arrays(up_to(last, error))
     return raised.value
 
@@ -41,7 +41,7 @@ def finished(out, job):
     """The numbers of the blocks that were computed; all blocks must be right."""
     computed = []
     with kept_blocks(out, job, SIZES, "rows") as kept:
-        kept.settle([], print)
+        kept.set_precision([], print)
         found = kept.arrays(lambda number: (computed.append(number), block(number))[1])
     for number, arrays in enumerate(found):
         for array, wanted in zip(arrays, block(number), strict=True):
@@ -118,7 +118,7 @@ def test_a_block_that_a_kill_cut_short_is_computed_again(tmp_path, lost):
 def test_two_processes_are_not_at_one_work(tmp_path):
     out = tmp_path / "out.csv"
     with kept_blocks(out, "job", SIZES, "rows") as kept:
-        kept.settle([], print)
+        kept.set_precision([], print)
         kept.arrays(block)
         refused = pytest.raises(ValueError, match="another process is at this work")
         with refused, kept_blocks(out, "job", SIZES, "rows"):
@@ -154,9 +154,9 @@ def test_work_that_goes_on_keeps_its_precision(tmp_path):
     first, then = Model(), Model()
     out = tmp_path / "out.csv"
     with pytest.raises(KeyboardInterrupt), kept_blocks(out, "job", SIZES, "rows") as kept:
-        kept.settle([first], lambda model: model.use_precision("bf16"))
+        kept.set_precision([first], lambda model: model.use_precision("bf16"))
         kept.arrays(up_to(1))
     with kept_blocks(out, "job", SIZES, "rows") as kept:
-        kept.settle([then], pytest.fail)
+        kept.set_precision([then], pytest.fail)
         assert len(kept.arrays(block)) == len(SIZES)
     assert then.engine.precision == "bf16"

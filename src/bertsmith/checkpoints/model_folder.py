@@ -239,7 +239,7 @@ def config_file(
     label_names   a fine-tuned model's classes in the order of its outputs
     extra_config  goes under "bertsmith": transformers has no place for it
     problem_type  tells transformers what the classes are
-    exclude     names of tensors that are not stored
+    exclude       names of tensors that are not stored
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}

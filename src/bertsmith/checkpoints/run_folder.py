@@ -162,7 +162,7 @@ class RunFolder:
             yield
 
     def check_unlocked(self) -> None:
-        """Errors: ValueError where another process is in `held`; nothing is written or kept."""
+        """Errors: ValueError where another process is in `locked`; nothing is written or kept."""
         try:
             file = (self.path / LOCK_FILE).open()
         except (FileNotFoundError, NotADirectoryError):
@@ -173,7 +173,7 @@ class RunFolder:
             except BlockingIOError as error:
                 raise ValueError(self._in_use) from error
             except OSError:
-                return  # no locks on this file system: `held` says so
+                return  # no locks on this file system: `locked` says so
 
     @property
     def _in_use(self) -> str:
@@ -218,7 +218,7 @@ class RunFolder:
 
     def result(self) -> dict[str, Any]:
         """Read result.json. Errors: ValueError when it is absent or damaged."""
-        return self._read(RESULT_FILE, "so the run has not ended: go on with `resume=True`")
+        return self._read(RESULT_FILE, "so the run has not ended")
 
     def save_checkpoint(
         self,

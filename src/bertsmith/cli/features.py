@@ -86,7 +86,7 @@ def run_embed(settings: Embed) -> None:
     _check(settings, other)
     predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     folder = predictor.folder
-    reading = embeddings.pooling_settings(
+    pooling = embeddings.pooling_settings(
         folder,
         settings.pool,
         settings.max_length,
@@ -94,7 +94,7 @@ def run_embed(settings: Embed) -> None:
         settings.normalize or (False if settings.no_normalize else None),
     )
     if embeddings.similarity_training(folder):
-        print(f"{folder}: {reading}", file=sys.stderr)
+        print(f"{folder}: {pooling}", file=sys.stderr)
 
     # all is read, and refused if it must be, before the first vector is computed
     has_table = not all(map(is_text, (source, other or source)))
@@ -107,16 +107,16 @@ def run_embed(settings: Embed) -> None:
         embeddings.Whitening.check(len(others or texts), size, settings.dimensions)
 
     files = {source: texts} | ({str(other): others} if other else {})
-    unscaled = replace(reading, normalize=False)  # whitening comes before that
+    unscaled = replace(pooling, normalize=False)  # whitening comes before that
     with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
         if settings.whiten:
             fitted = more[0] if more else vectors
             vectors = embeddings.Whitening.fit(fitted, settings.dimensions).apply(vectors)
-        if reading.normalize:
+        if pooling.normalize:
             vectors = unit_length(vectors)
         _write_vectors(out, texts, vectors)
     print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
-    if warning := embeddings.pooling_warning(folder, reading):
+    if warning := embeddings.pooling_warning(folder, pooling):
         print(f"warning: {warning}", file=sys.stderr)
 
 
@@ -150,7 +150,7 @@ def _check(settings: Embed, whitening_file: Path | None) -> None:
 def vectors_of(
     predictor: bertsmith.Predictor,
     files: Mapping[str, list[str]],
-    reading: PoolingSettings,
+    pooling: PoolingSettings,
     settings: Embed,
 ) -> Iterator[list[np.ndarray]]:
     """The vectors of each file's texts, kept beside --out until the block has used them."""
@@ -172,18 +172,18 @@ def vectors_of(
     sizes = [len(block) for _, block in work]
     every = [text for texts in files.values() for text in texts]
     content = (text.encode("utf-8", "surrogatepass") for text in every)
-    flags = (reading, settings.device, settings.precision)
-    job = request_digest(
+    flags = (pooling, settings.device, settings.precision)
+    request = request_digest(
         [predictor.folder], content, sizes, predictor.tokenizer.fingerprint, *flags
     )
-    with kept_blocks(settings.out, job, sizes, "texts") as kept:
-        kept.settle([predictor], lambda model: resolve_precision(model, every, reading))
+    with kept_blocks(settings.out, request, sizes, "texts") as kept:
+        kept.set_precision([predictor], lambda model: resolve_precision(model, every, pooling))
         with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
                 name, block = work[number]
                 texts = [files[name][k] for k in block]
-                vectors, cut = embed(predictor, texts, reading, progress.update)
+                vectors, cut = embed(predictor, texts, pooling, progress.update)
                 return vectors, np.array(cut)
 
             found = kept.arrays(compute)

@@ -78,8 +78,8 @@ def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
     """Print a line a seed, and one for all; with the number of dev examples where it is small."""
     beside = f" ({counted(num_dev, 'dev example')})" if num_dev < MANY_CASES else ""
     for seed, figures in seeds.items():
-        told = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-        print(f"seed {seed}: {told}{beside}")
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        print(f"seed {seed}: {metrics}{beside}")
     if len(seeds) > 1:
         print(f"{seeds_line(list(seeds.values()))}{beside}")
 

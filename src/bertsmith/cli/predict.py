@@ -226,9 +226,9 @@ def outputs_of(
     sizes = [len(block) for _, block in work]
     content = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
     flags = (settings.device, settings.precision)
-    job = request_digest((model.folder for model in models), content, sizes, *flags)
-    with kept_blocks(settings.out, job, sizes, "rows") as kept:
-        kept.settle(models, lambda model: model.resolve_precision_for(rows))
+    request = request_digest((model.folder for model in models), content, sizes, *flags)
+    with kept_blocks(settings.out, request, sizes, "rows") as kept:
+        kept.set_precision(models, lambda model: model.resolve_precision_for(rows))
         with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
 
             def compute(number: int) -> tuple[np.ndarray]:

@@ -31,8 +31,7 @@ from bertsmith.training.finetuning.request import (
     make_task,
     parse_seeds,
 )
-from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds
-from bertsmith.training.finetuning.run import train_seeds as train_seeds
+from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, Provenance
 from bertsmith.training.finetuning.sweep import sweep
 from bertsmith.training.finetuning.task_types import TASK_TYPES

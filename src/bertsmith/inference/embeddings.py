@@ -124,7 +124,7 @@ def pooling_settings(
     prompt: str | None = None,
     normalize: bool | None = None,
 ) -> PoolingSettings:
-    """The reading given, else as the model was trained for similarity, else the mean of all tokens.
+    """The pooling given, else as the model was trained for similarity, else the mean of all tokens.
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given.
     """

@@ -47,9 +47,9 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
         for name, one, another in (
             ("kind of task", first.task_type.name, other.task_type.name),
             ("classes", task.label_names, theirs.label_names),
-            ("encoding (max_length, stride, ...)", task.encoding, theirs.encoding),
+            ("encoding (max_length, doc_stride, ...)", task.encoding, theirs.encoding),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
-            ("tuned thresholds", task.thresholds.keys(), theirs.thresholds.keys()),
+            ("set of tuned thresholds", task.thresholds.keys(), theirs.thresholds.keys()),
         ):
             if one != another:
                 raise ValueError(
@@ -59,9 +59,10 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
         # questions and words are the same thing whatever their columns are called
         if isinstance(first.task_type, LabelType):
             _check_columns(first, other)
-    decisions = [task.thresholds, *(other.model_task.thresholds for other in others)]
+    thresholds = [task.thresholds, *(other.model_task.thresholds for other in others)]
     mean = {
-        name: np.mean([d[name] for d in decisions], axis=0).tolist() for name in task.thresholds
+        name: np.mean([of_model[name] for of_model in thresholds], axis=0).tolist()
+        for name in task.thresholds
     }
     return replace(task, thresholds=mean)
 

@@ -38,8 +38,8 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
-        return f"Evaluation({told}; {self.examples:,} examples)"
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        return f"Evaluation({metrics}; {self.examples:,} examples)"
 
 
 def evaluate(

@@ -37,10 +37,10 @@ Arrays = tuple[np.ndarray, ...]
 class KeptBlocks:
     """The blocks of some work in an open file; `sizes` are the rows of each block."""
 
-    def __init__(self, file: BinaryIO, job: str, sizes: Sequence[int], unit: str) -> None:
+    def __init__(self, file: BinaryIO, request: str, sizes: Sequence[int], unit: str) -> None:
         self._file, self._sizes, self._unit = file, sizes, unit
         self._found: list[Arrays] = []
-        self._head: dict[str, Any] = {"bertsmith": VERSION, "job": job}
+        self._head: dict[str, Any] = {"bertsmith": VERSION, "request": request}
         file.seek(0)
         if (head := file.readline()).startswith(json.dumps(self._head)[:-1].encode()):
             with suppress(json.JSONDecodeError):  # cut short
@@ -50,8 +50,10 @@ class KeptBlocks:
             message = "of another input, model or flags: what it keeps is dropped"
             print(f"{file.name}: {message}", file=sys.stderr)
 
-    def settle(self, models: Sequence[Predictor], measure: Callable[[Predictor], object]) -> None:
-        """Settle the models' precisions: as in the blocks that are done, else by `measure`."""
+    def set_precision(
+        self, models: Sequence[Predictor], measure: Callable[[Predictor], object]
+    ) -> None:
+        """Set the models' precisions: as in the blocks that are done, else by `measure`."""
         if self._found:
             for model, precision in zip(models, self._head["precisions"], strict=True):
                 model.use_precision(precision)
@@ -101,8 +103,8 @@ class KeptBlocks:
 
 
 @contextmanager
-def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterator[KeptBlocks]:
-    """Keep what is done of `job` (see `request_digest`) until the block is left without an error.
+def kept_blocks(out: Path, request: str, sizes: Sequence[int], unit: str) -> Iterator[KeptBlocks]:
+    """Keep what is done of a `request_digest` until the block is left without an error.
 
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
     kept; OSError from the disk.
@@ -117,7 +119,7 @@ def kept_blocks(out: Path, job: str, sizes: Sequence[int], unit: str) -> Iterato
         f"{path}: another process is at this work: wait until it has ended, or name another output"
     )
     with locked_file(path, "work", in_use), path.open("a+b") as file:
-        kept = KeptBlocks(file, job, sizes, unit)
+        kept = KeptBlocks(file, request, sizes, unit)
         if kept.rows:
             print(f"{kept}: going on behind them", file=sys.stderr)
         try:

@@ -31,7 +31,7 @@ UNNAMED = ("",)  # columns of options
 
 
 def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
-    """Task, classes, encoding and decision of a fine-tuned model that answers files.
+    """Task, classes, encoding and thresholds of a fine-tuned model that answers files.
 
     `columns` (text, text_pair, label) that are given go before those of training. Without a
     run.json, as of a model that transformers trained, its settings of the task (task, text, options

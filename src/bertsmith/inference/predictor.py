@@ -286,10 +286,10 @@ class Predictor:
 
         Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
         """
-        reading = pooling_settings(self.folder, pool, max_length, prompt, normalize)
+        pooling = pooling_settings(self.folder, pool, max_length, prompt, normalize)
         texts = as_texts(text, "text")
-        resolve_precision(self, texts, reading)
-        vectors, _ = embed(self, texts, reading)
+        resolve_precision(self, texts, pooling)
+        vectors, _ = embed(self, texts, pooling)
         return vectors[0] if isinstance(text, str) else vectors
 
     def features(

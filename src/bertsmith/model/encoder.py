@@ -82,9 +82,8 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Token ids in, one vector of size H for each position out."""
 
-    activation_checkpointing = (
-        False  # True: in training keep each layer's input alone, recompute it
-    )
+    # True: in training each layer keeps its input alone and is computed again
+    activation_checkpointing = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

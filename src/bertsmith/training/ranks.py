@@ -112,9 +112,9 @@ class Ranks:
 
         Errors: ValueError, at every rank, that names the first difference from rank 0.
         """
-        told = self.texts("facts", json.dumps(dict(facts)))
-        first = json.loads(told[0])
-        for rank, text in enumerate(told):
+        texts = self.texts("facts", json.dumps(dict(facts)))
+        first = json.loads(texts[0])
+        for rank, text in enumerate(texts):
             for name, value in json.loads(text).items():
                 if value != first[name]:
                     raise ValueError(

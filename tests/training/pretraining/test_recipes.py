@@ -69,7 +69,7 @@ def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     assert not SHAPE & given and {"phase2_length", "steps"} <= given
     assert all(getattr(recipe, name) == default(name) for name in SHAPE)
     assert recipe.dropout == 0.1
-    with pytest.raises(ValueError, match="size: fixed by the model that `model` goes on from"):
+    with pytest.raises(ValueError, match="size: fixed by `model`, from which"):
         read_words("paper", "--model", "model", "--size", "mini")
 
 

@@ -192,7 +192,7 @@ def test_what_the_model_to_start_from_has_fixed_is_refused(
     says = f"phase2_length = 600: .*{whole_run.name} knows 512 positions: lower"
     with pytest.raises(ValueError, match=says):
         train(phase2_length=600, model=whole_run)
-    with pytest.raises(ValueError, match="norm: fixed by the model that `model` goes on from"):
+    with pytest.raises(ValueError, match="norm: fixed by `model`, from which"):
         pretrain(store_folder, tmp_path / "run", settings, model=whole_run, layer_norm="post")
     assert not (tmp_path / "run").exists()
 

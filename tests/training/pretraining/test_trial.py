@@ -245,7 +245,7 @@ def test_the_shape_of_a_recipe_gives_way_to_a_models(train, store_folder):
     numbers = sum(weight.numel() for weight in weights(small).values())
     assert {phase["parameters"] for phase in phases} == {numbers}
     said = refused(*words, "--size", "1x64", "--dry-run")
-    assert "size: fixed by the model that --model goes on from; leave" in said
+    assert "size: fixed by --model, from which this run begins; leave" in said
 
 
 def test_the_command_prints_it_and_writes_nothing(store_folder, tmp_path, monkeypatch):

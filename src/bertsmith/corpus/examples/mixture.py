@@ -47,7 +47,7 @@ class Mixture:
 
     def __init__(self, stores: Sequence[TokenStore], weights: Sequence[float]) -> None:
         self.stores = tuple(stores)
-        self.shares = tuple(weight / sum(weights) for weight in weights)
+        self.weights = tuple(weight / sum(weights) for weight in weights)
         first = stores[0]
         for store in stores[1:]:
             if store.tokenizer_fingerprint != first.tokenizer_fingerprint:
@@ -60,9 +60,9 @@ class Mixture:
             f"{store.folder}={repr(float(weight)).removesuffix('.0')}"
             for store, weight in zip(stores, weights, strict=True)
         )
-        self.train = MixedSplit(tuple(store.train for store in stores), self.shares)
-        self.held_out = MixedSplit(tuple(store.held_out for store in stores), self.shares)
-        content = [[store.fingerprint for store in stores], list(self.shares)]
+        self.train = MixedSplit(tuple(store.train for store in stores), self.weights)
+        self.held_out = MixedSplit(tuple(store.held_out for store in stores), self.weights)
+        content = [[store.fingerprint for store in stores], list(self.weights)]
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def record(self) -> dict[str, Any]:
@@ -75,10 +75,12 @@ class Mixture:
 
     @cached_property
     def unigram_counts(self) -> np.ndarray:
-        """int64 [V]: the count of each piece in as many tokens, drawn by the shares."""
+        """int64 [V]: the count of each piece in as many tokens, drawn by the weights."""
         counts = [store.unigram_counts for store in self.stores]
         total = sum(int(part.sum()) for part in counts)
-        drawn = [s * total * part / part.sum() for s, part in zip(self.shares, counts, strict=True)]
+        drawn = [
+            s * total * part / part.sum() for s, part in zip(self.weights, counts, strict=True)
+        ]
         return np.rint(np.sum(drawn, axis=0)).astype(np.int64)
 
 

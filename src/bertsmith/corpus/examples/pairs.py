@@ -289,7 +289,7 @@ class EpochPairs:
             for shard, first in zip(section.shards, section.first_documents.tolist(), strict=True)
         ]
         plans = [plan(index, rules) for index in self._indexes]
-        self._waypoints = [pair_index for _, pair_index in plans]
+        self._pair_indexes = [pair_index for _, pair_index in plans]
         self._first_pairs = np.cumsum([0, *(count for count, _ in plans)])
 
     def __len__(self) -> int:
@@ -320,7 +320,7 @@ class EpochPairs:
         segments["a_shard"] = segments["b_shard"] = shards
         for shard, rows in by_number(shards):
             local = numbers[rows] - self._first_pairs[shard]
-            pair_index = self._waypoints[shard]
+            pair_index = self._pair_indexes[shard]
             find_segments(self._indexes[shard], self._rules, pair_index, local, rows, segments)
         if not self._rules.random_b:
             return segments

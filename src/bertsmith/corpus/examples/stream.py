@@ -112,7 +112,7 @@ class PretrainingStream:
                 f"{self.split.storage}: {section.num_documents} document(s) in the {name} split, "
                 + ("and next-sentence pairs need two" if fewest == 2 else "and none gives no rows")
                 + ": put a blank line between documents"
-                + (", or build the store with a larger `held_out`" * (name == "held_out"))
+                + (", or build a store that holds out more" * (name == "held_out"))
             )
 
     @property

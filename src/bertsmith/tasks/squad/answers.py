@@ -119,10 +119,10 @@ def answer_questions(
 
 
 @compiled
-def _search_spans(logits, encoding, out):
+def _search_spans(logits, windows, out):
     """Keep the best spans of each question, best first; of equal ones the earlier."""
     start, end, is_max_context = logits
-    question_windows, boundaries, begins, max_tokens = encoding
+    question_windows, boundaries, begins, max_tokens = windows
     scores, spans, found, null_places = out
     wanted = scores.shape[1]
     for q in range(len(question_windows) - 1):

@@ -111,17 +111,17 @@ class LetterCounts:
             f"{one.script} {one.altered / one.letters:.1%}, {one.before} -> {one.after or '(none)'}"
             for one in found.scripts[:MAX_SCRIPTS]
         )
-        remedies = []  # settings with each of which the letters survive
+        hints = []  # settings with each of which the letters survive
         for name, value in (
             ("strip_accents", "latin"),
             ("strip_accents", "none"),
             ("unicode", "none"),
         ):
             if self.lost_letters(replace(normalization, **{name: value})).fraction <= LIMIT:
-                remedies.append(f"`{name}={value!r}`")
+                hints.append(f"`{name}={value!r}`")
         if normalization.lowercase:
-            remedies.append("`preset='multilingual'`")
-        hint = " or ".join(remedies) or "`strip_accents='none'` `unicode='none'`"
+            hints.append("`preset='multilingual'`")
+        hint = " or ".join(hints) or "`strip_accents='none'` `unicode='none'`"
         return (
             f"warning: {found.fraction:.1%} of the letters are altered, lower-casing apart "
             f"({scripts}): a vocabulary made with {hint} keeps them"

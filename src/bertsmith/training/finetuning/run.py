@@ -38,7 +38,7 @@ from bertsmith.training.finetuning.settings import UNKNOWN, FinetuneSettings, Pr
 from bertsmith.training.finetuning.task import is_better
 from bertsmith.training.finetuning.trainer import Trained, Trainer
 from bertsmith.training.loop.log import read_log
-from bertsmith.training.loop.step import REMEDY, without_remedy
+from bertsmith.training.loop.step import LOWER_RATE, without_hint
 
 KIND = "finetune"  # of the run
 SHOWN_EXAMPLES = 40  # wrong and uncertain examples kept for the report
@@ -89,11 +89,9 @@ def train_seeds(
 
 
 def plan(trainer: Trainer, settings: FinetuneSettings) -> str:
-    """A log line on how much training the settled settings are."""
-    epochs, steps = (
-        settings.epochs,
-        math.ceil(len(trainer.train.unit_lengths) / settings.batch_size),
-    )
+    """A log line on how much training the settings are."""
+    epochs = settings.epochs
+    steps = math.ceil(len(trainer.train.unit_lengths) / settings.batch_size)
     times = {0: "at the end", 1: "once an epoch"}
     often = times.get(settings.evals_per_epoch, f"{settings.evals_per_epoch} times an epoch")
     return (
@@ -192,7 +190,7 @@ class SeedRuns:
                 best = found
         if best is None:
             shutil.rmtree(self.folder)  # other settings may be tried here
-            raise FloatingPointError(f"{restarts[-1]['reason']}: {REMEDY}")
+            raise FloatingPointError(f"{restarts[-1]['reason']}: {LOWER_RATE}")
         model = self._model(seed := best["best_seed"])
         if not model.exists():  # a seed that is left out since the run was stopped was the best
             (model.parent / RESULT_FILE).unlink()
@@ -259,7 +257,7 @@ class SeedRuns:
             print(stopped, file=sys.stderr)
             raise
         except FloatingPointError as error:
-            found: dict[str, Any] = {"metrics": {}, "collapsed": without_remedy(error)}
+            found: dict[str, Any] = {"metrics": {}, "collapsed": without_hint(error)}
         else:
             if settings.keep == "best":
                 kept = f"kept step {trained.best_step:,} of {trained.steps:,}"
@@ -374,11 +372,9 @@ def _check_written(
         "attention_dropout": config.attention_dropout,
     }
     model = load_model(folder, type(trained.model), **dropout).model.to(trained.engine.device)
-    outputs, decision = (
-        replace(trained, model=model).outputs,
-        read_extra_config(folder)["thresholds"],
-    )
-    again = trainer.evaluate(outputs, settings, thresholds=decision)
+    outputs = replace(trained, model=model).outputs
+    thresholds = read_extra_config(folder)["thresholds"]
+    again = trainer.evaluate(outputs, settings, thresholds=thresholds)
     for name, value in trained.evaluation.metrics.items():
         if not np.isclose(again.metrics[name], value, rtol=1e-5, atol=1e-6, equal_nan=True):
             raise RuntimeError(

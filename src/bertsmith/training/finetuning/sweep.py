@@ -39,7 +39,7 @@ from bertsmith.training.finetuning.search_space import (
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.trainer import Trainer
-from bertsmith.training.loop.step import without_remedy
+from bertsmith.training.loop.step import without_hint
 
 LOCK_SECONDS = 60  # how long to wait for another process that writes to the same SQLite file
 OPENINGS = 5  # tries to make a database that another process may be making at this moment
@@ -271,8 +271,8 @@ def sweep(
         try:
             trained = trainer.run(replace(settings, **chosen), seed, log, label)
         except FloatingPointError as error:
-            study.finish(attempt, None, {"failure": without_remedy(error)})
-            print(f"{label}: {shown(chosen)}: {without_remedy(error)}", file=sys.stderr)
+            study.finish(attempt, None, {"failure": without_hint(error)})
+            print(f"{label}: {shown(chosen)}: {without_hint(error)}", file=sys.stderr)
         else:
             figures = {name: float(value) for name, value in trained.evaluation.metrics.items()}
             study.finish(attempt, figures[trainer.metric], figures)

@@ -210,7 +210,7 @@ class DevEvaluation:
     undefined: dict[str, str]
     """Those of them that have no value and are 0, each with the reason."""
     model_task: ModelTask
-    """With the decision that was tuned on the first dev set."""
+    """With the thresholds that were tuned on the first dev set."""
     answers: Any
     """To the first dev set."""
 

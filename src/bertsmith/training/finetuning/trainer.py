@@ -61,14 +61,14 @@ class InitialModel:
         settings: FinetuneSettings,
         seed: int,
         label_names: Sequence[str] = (),
-        scale: TargetScaler | None = None,
+        scaler: TargetScaler | None = None,
         task: str | None = None,
     ) -> TaskModel:
         """The model before its first step; fresh weights are a function of the seed.
 
         The head of an earlier fine-tuning is kept if it is of the same type and classes, and not of
         another published data set than `task`: half of GLUE calls its classes 0 and 1. With a
-        `scale` it gives standardized scores.
+        `scaler` it gives standardized scores.
 
         Errors: ValueError when more layers are to be fresh than there are.
         """
@@ -94,8 +94,8 @@ class InitialModel:
         how: dict[str, Any] = {"keep_head": same_classes, "generator": generator, **dropout}
         loaded = load_model(self.folder, head, num_outputs=num_outputs, **how)
         model = loaded.model
-        if scale and "classifier.weight" not in loaded.missing:
-            scale.transform(model)
+        if scaler and "classifier.weight" not in loaded.missing:
+            scaler.transform(model)
         fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
         if fresh and (pooler := getattr(model, "pooler", None)):
             fresh.append(pooler)
@@ -182,7 +182,7 @@ class Trainer:
             )
         if teacher is not None and rows.unit_examples is not None:
             teacher = teacher[rows.unit_examples]  # a window learns the answer to its text
-        scale = None
+        scaler = None
         if task_type.has_scores:
             assert rows.labels is not None
             if (rows.labels == rows.labels[0]).all():  # all others were split off, or are in dev
@@ -190,11 +190,11 @@ class Trainer:
                     f"{train.source}: every training example has the score {rows.labels[0]:g}: give"
                     " others too, or name a dev set with `dev` if one was split off"
                 )
-            scale = TargetScaler.fit(rows.labels)
-            rows = replace(rows, labels=scale.standardized(rows.labels))
-            teacher = None if teacher is None else scale.standardized(teacher)
+            scaler = TargetScaler.fit(rows.labels)
+            rows = replace(rows, labels=scaler.standardized(rows.labels))
+            teacher = None if teacher is None else scaler.standardized(teacher)
         model_task = ModelTask(task, names, encoding)
-        return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scale)
+        return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scaler)
 
     @property
     def metric(self) -> str:
@@ -309,7 +309,7 @@ class Trainer:
     ) -> DevEvaluation:
         """Answers and metrics on every dev set.
 
-        `dev`: the same with other features. `decision`: thresholds that were tuned before.
+        `dev`: the same with other features. `thresholds`: tuned before.
         """
         figures: dict[str, float] = {}
         undefined: dict[str, str] = {}

@@ -23,7 +23,7 @@ from bertsmith.training.loop.task import StepBatch, Training, TrainingState
 from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
-REMEDY = "lower `learning_rate` or use `precision='float32'`"
+LOWER_RATE = "lower `learning_rate` or use `precision='float32'`"
 
 
 class Stepper(AbstractContextManager["Stepper"]):
@@ -150,13 +150,13 @@ class NonFiniteGuard:
 def not_finite(state: TrainingState, loss: float, norm: float) -> FloatingPointError:
     return FloatingPointError(
         f"step {state.step}: loss {loss}, gradient norm {norm}; the weights were not moved. "
-        f"The batch is the one at {state.position}: {REMEDY}"
+        f"The batch is the one at {state.position}: {LOWER_RATE}"
     )
 
 
-def without_remedy(error: FloatingPointError) -> str:
+def without_hint(error: FloatingPointError) -> str:
     """What went wrong, for a line that both users of the library and of commands read."""
-    return str(error).removesuffix(f": {REMEDY}")
+    return str(error).removesuffix(f": {LOWER_RATE}")
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -122,7 +122,7 @@ def mixture_line(corpus: Mixture, settings: PretrainSettings) -> str:
     """The stores of a mixture, and how often a budget in steps or tokens reads each."""
     tokens = budget_tokens(settings)
     parts = []
-    for store, share in zip(corpus.stores, corpus.shares, strict=True):
+    for store, share in zip(corpus.stores, corpus.weights, strict=True):
         size = store.train.num_tokens
         times = f", read {tokens * share / size:.2g} times" if tokens else ""
         parts.append(f"{store.folder} {share:.1%} of the rows ({size:,} tokens{times})")

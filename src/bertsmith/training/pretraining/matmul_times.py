@@ -40,10 +40,10 @@ def with_faster_matmul(engine: Engine, settings: PretrainSettings, config: Model
     own = None
     if has_int8(engine.device):
         own = asdict(measure_matmuls(config, tokens, engine.threads))
-    told = json.loads(engine.ranks.broadcast("products", json.dumps(own)))
-    if own is None or told is None:
+    found = json.loads(engine.ranks.broadcast("products", json.dumps(own)))
+    if own is None or found is None:
         return engine
-    times = MatmulTimes(**told)
+    times = MatmulTimes(**found)
     return replace(engine, precision=times.faster, product_times=times)
 
 

@@ -95,7 +95,7 @@ def resumed_settings(
     if base_model is not None and str(base_model) != (first := record["base_model"]):
         raise ValueError(
             f"{run.path} was started {f'from {first}' if first else 'without `model`'}, not from "
-            f"{base_model}: leave `model` out on `resume=True`, or start another run"
+            f"{base_model}: leave `model` out with `resume=True`, or start another run"
         )
     explicit = recipe.explicit - _kept(run, stored, recipe)
     new = {name: getattr(recipe.settings, name) for name in explicit}
@@ -104,7 +104,7 @@ def resumed_settings(
         if new[name] != getattr(stored, name):
             raise ValueError(
                 f"{run.path} was started with {name} = {getattr(stored, name)}, not "
-                f"{new[name]}: leave it out on `resume=True`, and a `recipe` that says it, or "
+                f"{new[name]}: leave it out with `resume=True`, and a `recipe` that says it, or "
                 "start another run"
             )
     changes = {name: new[name] for name in RESUMABLE & new.keys()}

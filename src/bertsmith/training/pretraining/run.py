@@ -291,7 +291,7 @@ def _explained(
         yield
     except FloatingPointError as error:
         raise FloatingPointError(
-            f"phase {state.phase}, {error}, also on `resume=True`. The row and the tensor: "
+            f"phase {state.phase}, {error}, also with `resume=True`. The row and the tensor: "
             f"`bertsmith pretrain --corpus {store.folder} --out {run.path} --replay`"
         ) from error
     except (MemoryError, RuntimeError) as error:

@@ -348,7 +348,7 @@ def make_recipe(
     fixed = SHAPE & changes.keys()
     if base_model and fixed:
         names = ", ".join(sorted(fixed))
-        raise ValueError(f"{names}: fixed by the model that `model` goes on from; leave it out")
+        raise ValueError(f"{names}: fixed by `model`, from which this run begins; leave it out")
     if isinstance(recipe, Recipe):
         assert not changes, "they are in the recipe"
         return recipe

@@ -130,7 +130,7 @@ class TaskType:
     def tune(
         self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask
     ) -> dict[str, Any]:
-        """The decision that is best on labelled data by the task's main metric; {}: none."""
+        """The thresholds that are best on labelled data by the task's main metric; {}: none."""
         return {}
 
     def answers(self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask) -> Any:
