@@ -215,8 +215,8 @@ def test_settings_and_result_are_kept_with_format_and_version(run):
     run.write_result({"steps": 3})
     assert run.result() == {"steps": 3}
 
-    (run.path / "run.json").write_text(json.dumps(settings | {"format": 2}))
-    with pytest.raises(ValueError, match=r"run.json: format 2, but this bertsmith .* format 1"):
+    (run.path / "run.json").write_text(json.dumps(settings | {"format": 3}))
+    with pytest.raises(ValueError, match=r"run.json: format 3, but this bertsmith .* format 2"):
         run.settings()
     (run.path / "run.json").write_text("[1]")
     with pytest.raises(ValueError, match="run.json: not a JSON object"):

@@ -145,7 +145,7 @@ def test_a_manifest_of_another_format_is_named(copied):
     (newest / MANIFEST_FILE).unlink()
     write_manifest(newest, {"step": 24, "format": 2})
     assert copied.latest_valid()[1] == [(newest, "manifest.json has format 2, not 1")]
-    for manifest in ([1], {"format": 1}):
+    for manifest in ([1], {"format": 2}):
         write_json(newest / MANIFEST_FILE, manifest)
         assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]
     file = copied.saved()[1] / "vocab.txt"

@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(small_stor
             said = full.stderr.splitlines()[-1]
             assert "No space left on device: the checkpoint of step" in said
             good, _ = RunFolder(out).latest_valid()
-            assert f"{good.name} is whole: free some space, then go on with --resume" in said
+            assert f"{good.name} is whole: free some space, then resume the run" in said
             enlarge(disk, 8 * kilobytes)
             assert pretrain(small_store, out).returncode == 0
             assert_same_run(whole, out)

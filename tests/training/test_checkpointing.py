@@ -90,7 +90,7 @@ def test_a_full_disk_ends_the_run_with_the_remedy_and_the_checkpoint_before(
         train()
     said = str(error.value)
     assert "No space left on device: the checkpoint of step 8 could not be written, " in said
-    assert said.endswith("step-00000004 is whole: free some space, then go on with `resume=True`")
+    assert said.endswith("step-00000004 is whole: free some space, then resume the run")
     assert "\n" not in said and isinstance(error.value.__cause__, OSError)
     assert RunFolder(out).latest_valid()[0].name == "step-00000004"
     assert not (out / "result.json").exists()
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_at_the_last_or_first_checkpoint(train, monkeypatch,
 
 def test_another_fault_of_the_disk_has_another_remedy(train, monkeypatch):
     monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refusing(errno.EIO))
-    with pytest.raises(OSError, match="^a file: Input/output error: .*: mend that, then go on"):
+    with pytest.raises(OSError, match="^a file: Input/output error: .*: mend that, then resume"):
         train()
 
 

@@ -47,7 +47,7 @@ from bertsmith.checkpoints.model_folder import write_model
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-FORMAT = 1  # of run.json and manifest.json
+FORMAT = 2  # of run.json and manifest.json
 SETTINGS_FILE = "run.json"
 RESULT_FILE = "result.json"
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -118,7 +118,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             hint = "free some space" if error.errno in DISK_FULL else "mend that"
             raise OSError(
                 f"{error.filename}: {error.strerror}: the checkpoint of step {snapshot.step} could "
-                f"not be written, {valid}: {hint}, then go on with `resume=True`"
+                f"not be written, {valid}: {hint}, then resume the run"
             ) from error
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

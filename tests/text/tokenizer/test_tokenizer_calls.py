@@ -70,6 +70,7 @@ def test_known_ids(small):
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
+        ("play", {"padding": "longest"}, "`padding='longest'`: True, False or 'max_length'"),
         ("play", {"padding": "max_length"}, "`padding='max_length'` needs `max_length`"),
         (["play", "play!"], {"return_tensors": "np"}, "one length: use `padding=True`"),
         ("play", {"return_tensors": "pt"}, "`return_tensors='pt'`: known is np"),

@@ -206,7 +206,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
 
 def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkeypatch):
     out = tmp_path / "out"
-    write(out / "run.json", json.dumps({"format": 1, "kind": "contrastive"}))
+    write(out / "run.json", json.dumps({"format": 2, "kind": "contrastive"}))
     printed = command(*train_words(folder, data, out, "--batch-size", 64))
     trained, title, *commands = printed.splitlines()
     assert trained == f"{out}: trained on 200 pairs" and title == "try next:"

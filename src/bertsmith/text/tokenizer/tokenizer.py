@@ -222,6 +222,8 @@ class Tokenizer:
                 f"`return_tensors={return_tensors!r}`: known is np: `torch.from_numpy` makes "
                 "tensors of its arrays"
             )
+        if padding not in (True, False, "max_length"):
+            raise ValueError(f"`padding={padding!r}`: True, False or 'max_length'")
         if padding == "max_length" and max_length is None:
             raise ValueError("`padding='max_length'` needs `max_length`")
         texts, pairs = as_texts(text, "text"), None
