@@ -19,13 +19,10 @@ import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from bertsmith.base import VERSION
-from bertsmith.base.settings import nearest
-from bertsmith.cli.flags import flags_in_errors, help_text, read_command
 
 BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     "start": {
@@ -108,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] not in EXTRAS:
             raise
         if debug:
+            import traceback
+
             traceback.print_exc()
         print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
         return exit_code(error)
@@ -181,6 +180,8 @@ def quiet_threads() -> Iterator[None]:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Import the command's module, read its settings from the words, run it."""
+    from bertsmith.cli.flags import flags_in_errors, read_command  # `bertsmith --help` needs none
+
     if name != SHARED and "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
         raise ValueError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, but only `bertsmith {SHARED}` "
@@ -195,6 +196,8 @@ def run_command(name: str, words: Sequence[str]) -> int:
 
 def reference() -> str:
     """The page docs/reference/cli.md: the whole help of every command."""
+    from bertsmith.cli.flags import help_text
+
     parts = ["# Commands", "Made by `make docs` from what `bertsmith COMMAND --help-all` prints."]
     for name, (module, _) in COMMANDS.items():
         command = getattr(importlib.import_module(f"bertsmith.cli.{module}"), class_name(name))
@@ -227,6 +230,8 @@ def top_level(words: Sequence[str]) -> int:
     if words and words[0] not in ("-h", "--help"):
         kind = "flag" if words[0].startswith("-") else "command"
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
+        from bertsmith.base.settings import nearest
+
         raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
     width = max(map(len, COMMANDS)) + 2
     lines = [
