@@ -42,8 +42,7 @@ from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
 from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
 from bertsmith.training.engine import Engine, choose_engine
-from bertsmith.training.finetuning.hidden_states import Pool
-from bertsmith.training.finetuning.task import head_outputs
+from bertsmith.training.finetuning.hidden_states import Pool, head_outputs
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 from bertsmith.training.finetuning.task_types.tagging import Tagged

@@ -23,8 +23,9 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning import task as fine_tuning
 from bertsmith.training.finetuning import trainer as trainers
 from bertsmith.training.finetuning.fit import Batches
+from bertsmith.training.finetuning.hidden_states import head_outputs
 from bertsmith.training.finetuning.run import train_seeds
-from bertsmith.training.finetuning.task import FineTuning, TrimmedEmbeddings, head_outputs
+from bertsmith.training.finetuning.task import FineTuning, TrimmedEmbeddings
 from bertsmith.training.finetuning.task_types.base import Objective
 
 # --- the pieces of a batch ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Hidden states of a frozen encoder: at tokens or words, kept on disk; pooled, a vector a text."""
+"""A model at rest over rows: hidden states (kept on disk, or pooled to a vector), head outputs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from bertsmith.base.files import atomic_file, remove_leftovers
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import TagFeatures
 from bertsmith.text.tokenizer.rows import concatenated_ranges
@@ -182,3 +183,42 @@ def unit_length(vectors: np.ndarray) -> np.ndarray:
     """Divide vectors [N, H] by their lengths; those of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def head_outputs(
+    model: TaskModel,
+    features: Features,
+    pad_id: int,
+    engine: Engine,
+    budget_tokens: int = 8192,
+    on_batch: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """The head's outputs in the order of the rows, float32, without dropout.
+
+    [R, K] where it gives K numbers a row, [T, K] where it gives them for every token.
+    `on_batch` gets the number of rows in each batch that is done.
+    """
+    outputs = np.empty((0, model.num_outputs), np.float32)
+    training = model.training
+    model.eval()
+
+    def compute(rows: np.ndarray) -> np.ndarray:
+        batch = map(engine.tensor, features.padded(rows, pad_id))
+        return model(*batch).float().cpu().numpy()
+
+    batches = row_batches(engine, features.lengths, budget_tokens)
+    for rows, found in zip(batches, computed(engine, compute, batches), strict=True):
+        of_tokens = found.ndim == 3
+        if not len(outputs):
+            size = len(features.ids) if of_tokens else len(features)
+            outputs = np.empty((size, model.num_outputs), np.float32)
+        if of_tokens:
+            lengths = features.lengths[rows]
+            tokens = concatenated_ranges(features.boundaries[rows], lengths)
+            outputs[tokens] = found[np.arange(found.shape[1]) < lengths[:, None]]
+        else:
+            outputs[rows] = found
+        if on_batch:
+            on_batch(len(rows))
+    model.train(training)
+    return outputs

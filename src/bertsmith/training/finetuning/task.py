@@ -27,12 +27,11 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import SequenceClassifier, TaskModel
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import METRICS
-from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.fit import Batches, EarlyStop
 from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, TaskType
 from bertsmith.training.loop.task import StepBatch, TrainingState
-from bertsmith.training.replicas import TOKENS_AT_ONCE, computed, row_batches
+from bertsmith.training.replicas import TOKENS_AT_ONCE
 
 
 class TrimmedEmbeddings:
@@ -277,42 +276,3 @@ def is_better(figures: Mapping[str, float], than: Mapping[str, float], metric: s
     if metric in METRICS and METRICS[metric].less_is_better:
         return figures[metric] < than[metric]
     return figures[metric] > than[metric]
-
-
-def head_outputs(
-    model: TaskModel,
-    features: Features,
-    pad_id: int,
-    engine: Engine,
-    budget_tokens: int = 8192,
-    on_batch: Callable[[int], None] | None = None,
-) -> np.ndarray:
-    """The head's outputs in the order of the rows, float32, without dropout.
-
-    [R, K] where it gives K numbers a row, [T, K] where it gives them for every token.
-    `on_batch` gets the number of rows in each batch that is done.
-    """
-    outputs = np.empty((0, model.num_outputs), np.float32)
-    training = model.training
-    model.eval()
-
-    def compute(rows: np.ndarray) -> np.ndarray:
-        batch = map(engine.tensor, features.padded(rows, pad_id))
-        return model(*batch).float().cpu().numpy()
-
-    batches = row_batches(engine, features.lengths, budget_tokens)
-    for rows, found in zip(batches, computed(engine, compute, batches), strict=True):
-        of_tokens = found.ndim == 3
-        if not len(outputs):
-            size = len(features.ids) if of_tokens else len(features)
-            outputs = np.empty((size, model.num_outputs), np.float32)
-        if of_tokens:
-            lengths = features.lengths[rows]
-            tokens = concatenated_ranges(features.boundaries[rows], lengths)
-            outputs[tokens] = found[np.arange(found.shape[1]) < lengths[:, None]]
-        else:
-            outputs[rows] = found
-        if on_batch:
-            on_batch(len(rows))
-    model.train(training)
-    return outputs

@@ -25,6 +25,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.finetuning.fit import Batches, fit
+from bertsmith.training.finetuning.hidden_states import head_outputs
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task import (
     BestOnDev,
@@ -32,7 +33,6 @@ from bertsmith.training.finetuning.task import (
     FineTuning,
     TargetScaler,
     TrimmedEmbeddings,
-    head_outputs,
 )
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import (
