@@ -49,7 +49,7 @@ def fold_in(key, number):
 
 
 def derived(key: np.uint64, *numbers: int) -> np.uint64:
-    """`derive` step by step, for Python, where a compiled function returns a plain int."""
+    """`fold_in` of each number in turn, for Python: a compiled function returns a plain int."""
     for number in numbers:
         key = np.uint64(fold_in(key, number))
     return key

@@ -135,8 +135,9 @@ class PretrainingStream:
         if self.settings.objective == "ltr":
             # each token at the position before it, but the [SEP] at which a row happens to end
             batch.masked_labels[:] = batch.input_ids[:, 1:]
-            batch.masked_positions[:] = np.arange(batch.masked_labels.shape[1])
-            batch.masked_weights[:] = batch.masked_positions + 2 < batch.lengths[:, None]
+            positions = np.arange(batch.masked_labels.shape[1])
+            batch.masked_positions[:] = positions
+            batch.masked_weights[:] = positions + 2 < batch.lengths[:, None]
         else:
             predictions = batch.masked_positions, batch.masked_labels, batch.masked_weights
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
@@ -179,7 +180,8 @@ class PretrainingStream:
             rows = len(self.epoch(position.epoch, position.section))
             count = min(size, rows - position.index)
             yield position, count
-            position, size = replace(position, index=position.index + count), size - count
+            position = Position(position.epoch, position.index + count, position.section)
+            size -= count
 
     def _next_section(self, epoch: int, section: int) -> tuple[int, int]:
         is_last = section + 1 == self.split.num_sections
@@ -282,7 +284,8 @@ class EpochRows:
                 np.searchsorted(begins, items, side="right") - 1 for items in (starts, stops)
             )
             tokens = shard.tokens.verified(starts - documents, stops - last)
-            spans = np.stack([rows, documents, starts, stops], axis=1)
+            spans = np.empty((len(rows), 4), np.int64)
+            spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3] = rows, documents, starts, stops
             pack_rows(tokens, begins, spans, sep_id, batch.input_ids, batch.lengths)
         batch.input_ids[:, 0] = cls_id
         return row_keys(self._key, numbers)

@@ -102,11 +102,8 @@ def _spell(codes, entries, expansions, block, state):
             continue
         before, combining_class = combining_class, entry >> CLASS_SHIFT & 255
         if entry == UNFAMILIAR or kind == REFERENCE or 0 < combining_class < before:
-            while entry != UNFAMILIAR and entry != WHITE_SPACE and not RARE < entry <= IDEOGRAPH:
-                i += 1
-                entry = np.int64(entries[codes[i]])
-            state[UNIT_END] = i
-            return NEEDS_PAGES if entry == UNFAMILIAR else NEEDS_REFERENCE, unit_size, unit
+            state[UNIT_END] = _unit_end(codes, entries, i)
+            return NEEDS_PAGES if state[UNIT_END] < 0 else NEEDS_REFERENCE, unit_size, unit
         if kind in (EXPANSION, LATIN_EXPANSION):
             for k in range(value + 1, value + 1 + expansions[value]):
                 symbols[size], origins[size] = expansions[k], i
@@ -118,6 +115,18 @@ def _spell(codes, entries, expansions, block, state):
             after_latin = kind in (LATIN, LATIN_EXPANSION)
         i += 1
     return NEEDS_SYMBOLS if i < len(codes) else DONE, unit_size, unit
+
+
+@compiled
+def _unit_end(codes, entries, i):
+    """The end of the unit around code point i; -1 if an entry is missing."""
+    while True:
+        entry = entries[codes[i]]
+        if entry == UNFAMILIAR:
+            return -1
+        if entry == WHITE_SPACE or RARE < entry <= IDEOGRAPH:
+            return i
+        i += 1
 
 
 @compiled

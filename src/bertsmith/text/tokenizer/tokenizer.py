@@ -11,8 +11,9 @@ import json
 import operator
 import threading
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -132,8 +133,8 @@ class Tokenizer:
             threads = usable_cores() if threads is None else threads
             if threads == 1 or len(texts) == 1:
                 return self._encode_groups(texts, offsets, limit)
-            with ThreadPoolExecutor(threads) as pool:
-                return _concatenate(list(pool.map(encode, _groups(texts, threads))), pool)
+            with _several(threads) as each:
+                return _concatenate(each(encode, _groups(texts, threads)), each)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -375,7 +376,34 @@ class _Buffers:
         self.result = ids, offsets, words
 
 
-def _concatenate(parts: list[Encoded], pool: ThreadPoolExecutor) -> Encoded:
+@contextmanager
+def _several(threads: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]]:
+    """Threads, this one among them: each(work, items) is [work(item), ...], begun in order.
+
+    A future an item, as of `pool.map`, costs a tenth of the speed of two threads.
+    """
+    with ThreadPoolExecutor(threads - 1) as pool:
+
+        def each(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+            results, left = [None] * len(items), iter(range(len(items)))  # one for all threads
+
+            def run() -> None:
+                try:
+                    for k in left:
+                        results[k] = work(items[k])
+                finally:
+                    list(left)  # after an error no thread begins anything more
+
+            others = [pool.submit(run) for _ in range(threads - 1)]
+            run()
+            for other in others:
+                other.result()
+            return results
+
+        yield each
+
+
+def _concatenate(parts: list[Encoded], each: Callable[..., list[Any]]) -> Encoded:
     """Put the parts one after the other; threads share the copying."""
     texts = np.cumsum([0, *map(len, parts)])
     pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
@@ -393,7 +421,7 @@ def _concatenate(parts: list[Encoded], pool: ThreadPoolExecutor) -> Encoded:
         whole.word_ids[located[k] : located[k + 1]] = parts[k].word_ids
         whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = parts[k].boundaries[1:] + pieces[k]
 
-    list(pool.map(copy, range(len(parts))))
+    each(copy, range(len(parts)))
     return whole
 
 
