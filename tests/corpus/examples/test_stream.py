@@ -114,7 +114,7 @@ def test_whole_words_and_width_of_predictions(store):
 
 def test_one_document_makes_no_pairs(make_store):
     store = make_store([[[1, 2], [3]], [[4]]])
-    with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank line.*`held_out`"):
+    with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank line.*holds out more"):
         PretrainingStream(store.held_out, store.tokenizer.vocabulary, SETTINGS, 0)
     batch, _ = fresh(store).batch(Position(), 9)
     assert batch.lengths.min() >= 5
@@ -366,7 +366,7 @@ def test_left_to_right_predicts_the_next_token_of_each(make_store):
 def test_one_document_is_enough(make_store, objective):
     store = make_store([[[0, 1, 2, 3]], [[9]]])
     settings = ExampleSettings(5, objective=objective)
-    with pytest.raises(ValueError, match=r"0 document.*none gives no rows.*`held_out`"):
+    with pytest.raises(ValueError, match=r"0 document.*none gives no rows.*holds out more"):
         PretrainingStream(store.held_out, store.tokenizer.vocabulary, settings, 0)
     assert fresh(store, settings).examples_in_epoch(0) in (1, 2)
 

@@ -284,23 +284,24 @@ class EpochRows:
                 np.searchsorted(begins, items, side="right") - 1 for items in (starts, stops)
             )
             tokens = shard.tokens.verified(starts - documents, stops - last)
-            spans = np.empty((len(rows), 4), np.int64)
-            spans[:, 0], spans[:, 1], spans[:, 2], spans[:, 3] = rows, documents, starts, stops
-            pack_rows(tokens, begins, spans, sep_id, batch.input_ids, batch.lengths)
-        batch.input_ids[:, 0] = cls_id
+            spans, special = (rows, documents, starts, stops), (cls_id, sep_id)
+            pack_rows(tokens, begins, spans, special, batch.input_ids, batch.lengths)
         return row_keys(self._key, numbers)
 
 
 @compiled
-def pack_rows(tokens, begins, spans, sep_id, input_ids, lengths):
-    """Write items of a shard to some rows, from column 1 on, and [SEP] after them.
+def pack_rows(tokens, begins, spans, special, input_ids, lengths):
+    """Write items of a shard to some rows, between [CLS] and [SEP].
 
     begins: int64 [D + 1], the item at which each document begins, `Shard.packed_documents`.
-    spans: int64 [R, 4], the row, the document in which its items start, their start and stop.
+    spans: four int64 [R], the row, the document in which its items start, their start and stop.
     """
-    for k in range(len(spans)):
-        row, document, column = spans[k, 0], spans[k, 1], 1
-        for item in range(spans[k, 2], spans[k, 3]):
+    rows, documents, starts, stops = spans
+    cls_id, sep_id = special
+    for k in range(len(rows)):
+        row, document, column = rows[k], documents[k], 1
+        input_ids[row, 0] = cls_id
+        for item in range(starts[k], stops[k]):
             if item == begins[document + 1] - 1:
                 input_ids[row, column] = sep_id
                 document += 1
