@@ -49,7 +49,7 @@ def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
 
 
 def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
-    """As `read_model_task`, also where nothing names the columns of options.
+    """Do as `read_model_task`, also where nothing names the columns of options.
 
     Errors: ValueError for a folder whose model was not fine-tuned, and for a second text where it
     was trained on single ones.

@@ -96,7 +96,7 @@ class Features:
         return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
 
     def long_hint(self, encoding: EncodingSettings) -> str:
-        """What would read more of the texts, in words for users of Python and of commands."""
+        """Name settings that would read more of the texts, in words for Python and commands."""
         return HINTS[encoding.long_texts]
 
     def of_rows(self, indices: np.ndarray) -> Features:

@@ -114,7 +114,7 @@ def test_whole_words_and_width_of_predictions(store):
 
 def test_one_document_makes_no_pairs(make_store):
     store = make_store([[[1, 2], [3]], [[4]]])
-    with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank line.*holds out more"):
+    with pytest.raises(ValueError, match=r"0 document.* held_out split.*blank.*holds out more"):
         PretrainingStream(store.held_out, store.tokenizer.vocabulary, SETTINGS, 0)
     batch, _ = fresh(store).batch(Position(), 9)
     assert batch.lengths.min() >= 5

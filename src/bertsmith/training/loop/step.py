@@ -155,7 +155,7 @@ def not_finite(state: TrainingState, loss: float, norm: float) -> FloatingPointE
 
 
 def without_hint(error: FloatingPointError) -> str:
-    """What went wrong, for a line that both users of the library and of commands read."""
+    """The fault alone, for a line that users of the library and of commands read."""
     return str(error).removesuffix(f": {LOWER_RATE}")
 
 
