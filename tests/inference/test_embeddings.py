@@ -280,3 +280,5 @@ def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
         embed(predictor, TEXTS, PoolingSettings("cls"))
     vectors, _ = embed(predictor, TEXTS, PoolingSettings("mean"))
     assert not np.allclose(vectors[0], vectors[2])
+    with pytest.raises(ValueError, match="`pool='avg'`: known are mean, cls, max"):
+        predictor.embed(TEXTS, pool="avg")

@@ -280,10 +280,11 @@ class Predictor:
 
             vectors = bertsmith.load("runs/pairs").embed(["A man sings.", "Rain."])
 
-        Settings that are None are those of the folder (sentence-transformers, `bertsmith embed
-        train`), else the mean of all tokens, as many as the model reads.
+        `pool`: the "mean" of the tokens, their "max" or "cls". Settings that are None are those
+        of the folder (sentence-transformers, `bertsmith embed train`), else the mean of all
+        tokens, as many as the model reads, without prompt or normalization.
 
-        Errors: ValueError as `reading_of` and `embed` of inference/embeddings.py.
+        Errors: ValueError for settings that the model cannot follow.
         """
         pooling = pooling_settings(self.folder, pool, max_length, prompt, normalize)
         texts = as_texts(text, "text")

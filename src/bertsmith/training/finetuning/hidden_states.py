@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -123,7 +123,9 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> 
 
 
 def check_pool(pool: Pool, config: ModelConfig) -> None:
-    """Refuse a vector that would be the same for all texts. Errors: ValueError."""
+    """Refuse an unknown pool, and a vector that is the same for all texts. Errors: ValueError."""
+    if pool not in get_args(Pool):
+        raise ValueError(f"`pool={pool!r}`: known are {', '.join(get_args(Pool))}")
     if pool == "cls" and config.causal:
         raise ValueError(
             "`pool='cls'`: in a left-to-right model [CLS] sees nothing of the text: use"
