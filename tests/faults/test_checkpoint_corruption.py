@@ -143,8 +143,8 @@ def test_a_checkpoint_of_another_run_or_step_is_skipped(trained, copied, small_s
 def test_a_manifest_of_another_format_is_named(copied):
     newest = copied.latest()
     (newest / MANIFEST_FILE).unlink()
-    write_manifest(newest, {"step": 24, "format": 2})
-    assert copied.latest_valid()[1] == [(newest, "manifest.json has format 2, not 1")]
+    write_manifest(newest, {"step": 24, "format": 3})
+    assert copied.latest_valid()[1] == [(newest, "manifest.json has format 3, not 2")]
     for manifest in ([1], {"format": 2}):
         write_json(newest / MANIFEST_FILE, manifest)
         assert copied.latest_valid()[1] == [(newest, "manifest.json is truncated or damaged")]

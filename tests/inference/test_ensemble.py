@@ -71,7 +71,7 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
         (predictor(SQUAD, "b", piece_tokenizer("b")), "vocabulary or casing"),
         (predictor(SQUAD, "b", CASED), "vocabulary or casing"),
         (predictor(replace(SQUAD, encoding=STRIDE_64), "b"), "encoding .*stride"),
-        (predictor(replace(SQUAD, thresholds={}), "b"), "tuned thresholds"),
+        (predictor(replace(SQUAD, thresholds={}), "b"), "set of tuned thresholds"),
         (predictor(SST, "b"), "kind of task"),
     ],
 )
