@@ -167,7 +167,7 @@ def append_text(
         if manifests := _appended(found, folder):
             return manifests
         store = TokenStore.open(folder)
-        folders = version_folders(store.generation + 1)
+        folders = generation_folders(store.generation + 1)
         jobs = [_read_record(folder / name).get("job") or {} for name in folders[:-1]]
         _check_new(found, jobs, folder)
         if not jobs[0]:
@@ -296,9 +296,9 @@ def _finish(
 # --- generations ---
 
 
-def version_folders(count: int) -> list[str]:
+def generation_folders(count: int) -> list[str]:
     """
-    >>> version_folders(3)
+    >>> generation_folders(3)
     ['.', 'generation-0002', 'generation-0003']
     """
     return [".", *(f"generation-{number:04d}" for number in range(2, count + 1))]
@@ -307,7 +307,7 @@ def version_folders(count: int) -> list[str]:
 def _appended(found: list[dict[str, Any]], folder: Path) -> tuple[Manifest, Manifest] | None:
     """The result of `append_text` for text that is the newest generation."""
     store = TokenStore.open(folder)
-    newest = folder / version_folders(store.generation)[-1]
+    newest = folder / generation_folders(store.generation)[-1]
     job = _read_record(newest).get("job") or {}
     if store.generation == 1 or job.get("inputs") != found:
         return None

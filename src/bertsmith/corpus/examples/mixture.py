@@ -148,7 +148,7 @@ class MixtureStream:
         self.split, self.settings = split, settings
         check_capacity(split.splits)
         self._key = derived(seed_key(seed), KEY_SOURCES)
-        self._shares_so_far = np.cumsum(split.weights)
+        self._cumulative_weights = np.cumsum(split.weights)
         self._shape = settings.max_length, settings.num_predictions, vocabulary.pad_id
         streams_key = derived(seed_key(seed), KEY_STREAMS)
         self.streams = tuple(
@@ -183,7 +183,7 @@ class MixtureStream:
         return position.parts or (Position(),) * len(self.streams)
 
     def _source_ids(self, position: Position, size: int) -> np.ndarray:
-        return draw_source_ids(position.index, size, self._shares_so_far, self._key)
+        return draw_source_ids(position.index, size, self._cumulative_weights, self._key)
 
     def _after(self, position: Position, source_ids: np.ndarray) -> Position:
         counts = np.bincount(source_ids, minlength=len(self.streams)).tolist()

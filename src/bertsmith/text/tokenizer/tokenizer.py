@@ -380,7 +380,7 @@ class _Buffers:
 def _several(threads: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]]:
     """Threads, this one among them: each(work, items) is [work(item), ...], begun in order.
 
-    A future an item, as of `pool.map`, costs a tenth of the speed of two threads.
+    One future a thread: one an item, as of `pool.map`, made two threads slower.
     """
     with ThreadPoolExecutor(threads - 1) as pool:
 
