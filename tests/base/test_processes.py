@@ -1,13 +1,15 @@
 """How many processes a machine, or a container on it, has room for, and work done in order."""
 
+import ctypes
 import functools
 import multiprocessing
 import os
+import platform
 from contextlib import closing
 
 import pytest
 
-from bertsmith.base.processes import map_in_order, usable_cores
+from bertsmith.base.processes import keep_freed_memory, map_in_order, usable_cores
 
 from ..tiny import python, write
 
@@ -107,3 +109,9 @@ def test_no_more_are_under_way_than_three_a_worker():
 def test_an_error_of_the_work_comes_from_whichever_process(where):
     with pytest.raises(ZeroDivisionError):
         list(worked(["0"] * where + ["1 / 0"] + ["0"] * 20, 2))
+
+
+def test_another_c_library_keeps_its_own_ways(monkeypatch):
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
+    monkeypatch.setattr(ctypes, "CDLL", None)  # not called
+    keep_freed_memory()

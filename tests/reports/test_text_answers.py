@@ -146,13 +146,13 @@ def test_bins_are_those_of_scikit_learn():
     shares, means = calibration_curve(right, confidences, n_bins=10, strategy="uniform")
     np.testing.assert_allclose([one.accuracy for one in bins], shares)
     np.testing.assert_allclose([one.confidence for one in bins], means)
-    assert sum(one.count for one in bins) == 500
+    assert sum(one.size for one in bins) == 500
 
 
 def test_error_by_hand():
     # nine sure answers of which six are right, one unsure and right
     bins = reliability([0.9] * 9 + [0.3], [True] * 6 + [False] * 3 + [True])
-    assert [one.count for one in bins] == [1, 9]
+    assert [one.size for one in bins] == [1, 9]
     error = 0.9 * (0.9 - 6 / 9) + 0.1 * (1 - 0.3)
     assert expected_calibration_error(bins) == pytest.approx(error)
 

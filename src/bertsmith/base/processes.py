@@ -1,4 +1,4 @@
-"""Processes: the cores they may use, pools that work in order, memory kept and fetched ahead.
+"""Processes: the cores they may use, pools that work in order, memory that is kept.
 
 A worker of a pool leaves Ctrl-C to its parent, and does not outlive it.
 """
@@ -18,13 +18,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
-MADV_HUGEPAGE = 14  # in sys/mman.h
-PAGE, CHUNK = 2 << 20, 32 << 20  # bytes; a chunk is fetched in some 20 ms
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
@@ -137,63 +134,11 @@ def keep_freed_memory() -> None:
     A training step frees and asks for the same hundreds of megabytes again; clearing pages that
     come back from the system costs up to a third of a small model's step.
     """
-    if libc := _glibc():
-        trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(arena_max, 1)
-        libc.mallopt(trim_threshold, -1)
-        libc.mallopt(top_pad, 64 << 20)
-
-
-@contextmanager
-def memory_ahead(size: int) -> Iterator[None]:
-    """Fetch up to so many bytes from the system while the block runs, for the work after it.
-
-    A thread touches them page by page and gives them to glibc, which keeps them. A virtual machine
-    may have to ask its host for each page: about a second a gigabyte, which a block on one core,
-    such as importing packages, hides. Pages not touched when it ends take no memory. Without glibc
-    and where addresses are limited (`ulimit -v`), nothing is done.
-    """
-    libc = _glibc()
-    if libc is None or not size or _addresses_are_limited():
-        yield
-        return
-    keep_freed_memory()
-    enough = threading.Event()
-    fetching = threading.Thread(target=_fetch, args=(libc, size, enough), name="memory ahead")
-    fetching.start()
-    try:
-        yield
-    finally:
-        enough.set()
-        fetching.join()
-
-
-def _fetch(libc: ctypes.CDLL, size: int, enough: threading.Event) -> None:
-    start = libc.malloc(size)
-    if not start:
-        return
-    first = -(-start // PAGE) * PAGE
-    libc.madvise(first, (start + size - first) // PAGE * PAGE, MADV_HUGEPAGE)
-    for offset in range(0, size, CHUNK):
-        if enough.is_set():
-            break
-        ctypes.memset(start + offset, 0, min(CHUNK, size - offset))  # without Python's lock
-    libc.free(start)
-
-
-def _addresses_are_limited() -> bool:
-    import resource  # not on every system
-
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-
-
-@cache
-def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
-        return None
+        return
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # names in malloc.h
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(arena_max, 1)
+    libc.mallopt(trim_threshold, -1)
+    libc.mallopt(top_pad, 64 << 20)

@@ -12,14 +12,11 @@ from typing import Annotated
 
 import tyro
 
-from bertsmith.base.processes import memory_ahead
 from bertsmith.base.settings import Metavar, parse_duration
 from bertsmith.cli.outputs import after_pretraining
-from bertsmith.model.config import layers_and_hidden
 from bertsmith.training.pretraining.settings import (
     PretrainSettings,
     Recipe,
-    default_micro_batch_size,
     make_recipe,
 )
 
@@ -27,11 +24,6 @@ MODES = ("resume", "dry_run", "replay")  # one at most
 # "Temporary failure; try again" in sysexits.h. torchrun tries again at once, which is right where
 # another machine's torchrun was stopped, but not after a time limit: there the code is 0.
 STOPPED = 75
-GRAPHICS = [Path("/dev", name) for name in ("nvidiactl", "nvhost-ctrl", "dxg", "kfd")]
-# A layer's weight: itself in 4, a bf16 copy in 2, two gradients in 2, two moments in 4; and what a
-# layer keeps of a token for the backward pass: 16 H numbers in 2 (training/memory.py).
-WEIGHT_BYTES, TOKEN_BYTES = 4 + 2 + 2 * 2 + 2 * 4, 2 * 16
-HEADS = 4  # squares of the hidden size: pooler, masked-LM head, positions; and some to spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,44 +102,14 @@ def _recipe(settings: Pretrain) -> Recipe:
     return make_recipe(settings.config, flags, settings.model)
 
 
-def _first_memory(settings: Pretrain, recipe: PretrainSettings) -> int:
-    """Bytes that the first step of a new model on a CPU touches, about; 0: fetch none ahead.
-
-    0 also for a model whose size is not in the settings, for several ranks, and where the free
-    memory decides the micro-batch.
-    """
-    elsewhere = recipe.device != "cpu" and any(file.exists() for file in GRAPHICS)
-    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-    if (
-        settings.model
-        or settings.resume
-        or elsewhere
-        or not alone
-        or recipe.micro_batch_size == "auto"
-    ):
-        return 0
-    layers, hidden = layers_and_hidden(recipe.size)
-    rows = recipe.micro_batch_size or min(
-        recipe.batch_size, default_micro_batch_size(recipe.max_length, layers, hidden)
-    )
-    tokens = 0 if recipe.activation_checkpointing else rows * recipe.max_length
-    source = settings.corpus[0]  # STORE or STORE=SHARE, perhaps a URL
-    store = Path(source) if Path(source).is_dir() else Path(source.rpartition("=")[0] or source)
-    vocab = store / "vocab.txt"
-    pieces = vocab.read_bytes().count(b"\n") if vocab.is_file() else 0
-    weights = 12 * layers * hidden**2 + HEADS * hidden**2 + pieces * hidden
-    return WEIGHT_BYTES * weights + TOKEN_BYTES * layers * hidden * tokens
-
-
 def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
     from bertsmith.cli.outputs import check_folder
 
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
-    with memory_ahead(_first_memory(settings, recipe.settings)):
-        from bertsmith.training.pretraining.evaluation import describe_evaluation
-        from bertsmith.training.pretraining.run import pretrain
-        from bertsmith.training.ranks import rank_zero_output
+    from bertsmith.training.pretraining.evaluation import describe_evaluation
+    from bertsmith.training.pretraining.run import pretrain
+    from bertsmith.training.ranks import rank_zero_output
 
     with rank_zero_output():
         result = pretrain(

@@ -145,7 +145,7 @@ def class_figures(correct: int, true: int, predicted: int) -> tuple[float | None
 class Bin(NamedTuple):
     """The answers whose confidence lies in one tenth of the range from 0 to 1."""
 
-    count: int
+    size: int
     confidence: float  # mean over the bin
     accuracy: float
 
@@ -154,7 +154,7 @@ def reliability(confidences: Sequence[float], correct: Sequence[bool]) -> list[B
     """Bins of equal width over the confidence, 0 to 1; an empty bin is left out.
 
     >>> reliability([0.92, 0.98, 0.55], [True, False, True])
-    [Bin(count=1, confidence=0.55, accuracy=1.0), Bin(count=2, confidence=0.95, accuracy=0.5)]
+    [Bin(size=1, confidence=0.55, accuracy=1.0), Bin(size=2, confidence=0.95, accuracy=0.5)]
     """
     numbers = np.minimum((np.asarray(confidences) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     sums = [np.bincount(numbers, weights).tolist() for weights in (None, confidences, correct)]
@@ -167,8 +167,8 @@ def expected_calibration_error(bins: Sequence[Bin]) -> float:
     >>> round(expected_calibration_error([Bin(1, 0.55, 1.0), Bin(2, 0.95, 0.5)]), 4)
     0.45
     """
-    total = sum(one.count for one in bins)
-    return sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / total
+    total = sum(one.size for one in bins)
+    return sum(one.size * abs(one.accuracy - one.confidence) for one in bins) / total
 
 
 def calibration(confidences: Sequence[float], correct: Sequence[bool], axis: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
-from bertsmith.base.settings import Advanced, Alias, Count, Fraction, NotNegative, Positive
+from bertsmith.base.settings import Alias, Count, Fraction, NotNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,6 @@ class Optimization:
     """Largest global norm of the gradient."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on hidden outputs; the paper has 0.1."""
-
-
-@dataclass(frozen=True)
-class FullOptimization(Optimization):
-    """With what only trainings of the whole model have."""
-
-    title = "optimization"
-
-    schedule: Literal["linear", "paper"] = "linear"
-    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
-    optimizer: Literal["adamw", "paper-adam"] = "adamw"
-    """adamw: with bias correction, stable on small sets; paper-adam: without."""
-    attention_dropout: Annotated[float, Fraction, Advanced] = 0.1
-    """Dropout on attention probabilities; the paper has 0.1."""
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,6 @@ def _versions_of_nodes() -> dict[str, dict[str, str]]:
     import ray  # type: ignore[import-not-found]
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # type: ignore[import-not-found]
 
-    @ray.remote(num_cpus=0)
     def versions() -> dict[str, str]:  # sent as code: a node may be without bertsmith
         import platform
 
@@ -179,11 +178,12 @@ def _versions_of_nodes() -> dict[str, dict[str, str]]:
             version = "absent"
         return {"Python": platform.python_version(), "bertsmith": version}
 
+    remote: Any = ray.remote(num_cpus=0)(versions)
     found = {}
     for node in ray.nodes():
         if node["Alive"]:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = versions.options(scheduling_strategy=there).remote()
+            task = remote.options(scheduling_strategy=there).remote()
             found[f"node {node['NodeManagerAddress']}"] = task
     return dict(zip(found, ray.get(list(found.values())), strict=True))
 

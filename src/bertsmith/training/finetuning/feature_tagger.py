@@ -257,8 +257,7 @@ def _fill(
         for seed in seeds
         if str(seed) not in result["rows"].get(row, {"seeds": {}})["seeds"]
     ]
-    if todo:
-        states = _states(folder, data, names, settings, engine, out / "states")
+    states = _states(folder, data, names, settings, engine, out / "states") if todo else {}
     for row, seed in todo:
         started, log = time.monotonic(), out / "rows" / row / str(seed)
         scores = train_row(ROWS[row], states, names, settings, seed, engine, log)

@@ -102,7 +102,7 @@ def plan(trainer: Trainer, settings: FinetuneSettings) -> str:
 
 def check_seeds(settings: FinetuneSettings, seeds: Sequence[int]) -> None:
     """Refuse several seeds that would all be the same run. Errors: ValueError."""
-    if len(seeds) > 1 and settings.seeds(0) == settings.seeds(1):
+    if len(seeds) > 1 and settings.part_seeds(0) == settings.part_seeds(1):
         raise ValueError("seeds for init, order and dropout are all set: `seeds` has no effect")
 
 
@@ -223,7 +223,8 @@ class SeedRuns:
         """(Seed, its result, trainings that collapsed): the first sound one, or the last try."""
         settings, collapsed = self.settings, []
         # random weights may have nothing better to give; a seed that decides nothing is none
-        is_only = self.trainer.start.from_scratch or settings.seeds(0) == settings.seeds(1)
+        fixed = settings.part_seeds(0) == settings.part_seeds(1)
+        is_only = self.trainer.start.from_scratch or fixed
         tries, seed = 1 if is_only else settings.max_retries + 1, wanted
         while True:
             is_last = len(collapsed) + 1 == tries

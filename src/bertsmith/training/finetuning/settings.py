@@ -19,7 +19,7 @@ from bertsmith.base.settings import (
     check_bounds,
 )
 from bertsmith.tasks.task import EncodingSettings
-from bertsmith.training.settings import FullOptimization, Machine, Optimization
+from bertsmith.training.settings import Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
@@ -46,7 +46,7 @@ class Seeds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FinetuneOptimization(FullOptimization):
+class FinetuneOptimization(Optimization):
     """The optimization of all trainings; what is 0 is chosen by the data and the model."""
 
     title = "optimization"
@@ -63,6 +63,12 @@ class FinetuneOptimization(FullOptimization):
     """Dropout on hidden outputs and the pooled vector."""
     layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
+    schedule: Literal["linear", "paper"] = "linear"
+    """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
+    optimizer: Literal["adamw", "paper-adam"] = "adamw"
+    """adamw: with bias correction, stable on small sets; paper-adam: without."""
+    attention_dropout: Annotated[float, Fraction, Advanced] = 0.1
+    """Dropout on attention probabilities; the paper has 0.1."""
 
 
 @dataclass(frozen=True)
@@ -189,10 +195,10 @@ class FinetuneSettings(
             learning_rate=self.learning_rate or rate,
         )
 
-    def seeds(self, seed: int) -> Seeds:
+    def part_seeds(self, seed: int) -> Seeds:
         """The seeds of the parts of the run with this one.
 
-        >>> FinetuneSettings(order_seed=7).seeds(1)
+        >>> FinetuneSettings(order_seed=7).part_seeds(1)
         Seeds(init=1, order=7, dropout=1)
         """
         own = (self.init_seed, self.order_seed, self.dropout_seed)

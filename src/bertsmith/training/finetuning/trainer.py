@@ -238,7 +238,7 @@ class Trainer:
         """
         settings = self.with_defaults(settings)
         engine = choose_engine(settings.device, settings.precision, settings.threads)
-        seeds = settings.seeds(seed)
+        seeds = settings.part_seeds(seed)
         model = self.fresh_model(settings, seeds.init).to(engine.device)
         used = TrimmedEmbeddings(
             [self.train, *(split.features for split in self.dev)],

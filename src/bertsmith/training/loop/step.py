@@ -138,13 +138,13 @@ class NonFiniteGuard:
 
     def check(self, state: TrainingState) -> None:
         steps, self._steps = self._steps, []
-        bad = bool(self._stopped.item())
-        if bad:
-            before, loss, norm, _ = next(step for step in steps if step[3].item())
-            vars(state).update(vars(before))
+        bad = None
+        if self._stopped.item():
+            bad = next(step for step in steps if step[3].item())
+            vars(state).update(vars(bad[0]))
         state.since_log = {name: float(value) for name, value in state.since_log.items()}
         if bad:
-            raise not_finite(state, loss.item(), norm.item())
+            raise not_finite(state, bad[1].item(), bad[2].item())
 
 
 def not_finite(state: TrainingState, loss: float, norm: float) -> FloatingPointError:

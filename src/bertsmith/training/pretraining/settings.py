@@ -21,7 +21,7 @@ from bertsmith.base.settings import (
 )
 from bertsmith.corpus.examples.settings import ExampleSettings, Masking, Objective, PairRule
 from bertsmith.training.loop.schedule import Budget, warmup_share
-from bertsmith.training.settings import FullOptimization, Machine
+from bertsmith.training.settings import Machine, Optimization
 
 BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup_ratio", "warmup_steps")  # at most one of these
@@ -121,8 +121,10 @@ class BudgetSettings:
 
 
 @dataclass(frozen=True)
-class PretrainOptimization(FullOptimization):
+class PretrainOptimization(Optimization):
     """Pre-training's own defaults; the paper's dropout costs a short run more than it gives."""
+
+    title = "optimization"
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
