@@ -7,17 +7,8 @@ import pytest
 import torch
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.elementwise import (
-    Dropout,
-    dropout_state,
-    exp,
-    hash32,
-    largest,
-    load,
-    rows,
-    seed_dropout,
-    store,
-)
+from bertsmith.model.kernels.elementwise import Dropout, dropout_state, rows, seed_dropout
+from bertsmith.model.kernels.numbers import exp, hash32, largest, load, store
 
 from .harness import assert_is_share
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.model.kernels.elementwise import Dropout, vectorized, without_kernels
-from bertsmith.model.kernels.fused_layers import curves, half_plus_odd, linear_gelu, residual_norm
+from bertsmith.model.kernels.elementwise import Dropout, without_kernels
+from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
+from bertsmith.model.kernels.numbers import curves, half_plus_odd, vectorized
 
 from .harness import assert_as_float64, assert_near, run, run_in
 

@@ -21,18 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import (
-    exp,
-    has_kernels,
-    hash32,
-    largest,
-    load,
-    next_key,
-    rows,
-    store,
-    threshold,
-    vectorized,
-)
+from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, threshold
+from bertsmith.model.kernels.numbers import exp, hash32, largest, load, store, vectorized
 
 EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
 NO_MASK = np.zeros((0, 0, 0), np.bool_)

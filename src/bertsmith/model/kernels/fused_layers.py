@@ -3,17 +3,11 @@
 Each is one pass over the rows forward and one backward. Operator by operator `linear_gelu` takes
 two each way (bias, GELU), `residual_norm` four (bias, dropout, sum, LayerNorm).
 
-GELU(z) = z s(z). Both s - 1/2 and the derivative of GELU less 1/2 are odd functions of z, and
-nearly constant beyond z = 5.5: a polynomial in z^2 makes each without exponential or division.
-
 Letters: R rows, H hidden size, F width of the layer.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,21 +18,13 @@ from torch import Tensor, nn
 from bertsmith.model.kernels.elementwise import (
     Dropout,
     has_kernels,
-    hash32,
-    load,
     next_key,
     rows,
-    store,
     threshold,
     vector,
-    vectorized,
 )
+from bertsmith.model.kernels.numbers import curves, half_plus_odd, hash32, load, store, vectorized
 from bertsmith.model.kernels.quantized_linear import Int8Linear
-
-EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
-SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
-HALF, ONE = np.float32(0.5), np.float32(1)
-INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
 
 
 def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
@@ -111,48 +97,6 @@ def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
             value = load(above[column]) * half_plus_odd(z, curve)
             bias_gradient[column] += value
             target[column] = store(value, target[column])
-
-
-def _exact(z: float) -> tuple[float, float]:
-    """(s - 1/2, GELU' - 1/2) with s the normal distribution's cumulative probability."""
-    odd = math.erf(z / math.sqrt(2)) / 2
-    return odd, odd + z * math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-
-
-def _approximate(z: float) -> tuple[float, float]:
-    """(s - 1/2, GELU' - 1/2) with s = (1 + tanh(u)) / 2."""
-    tangent = math.tanh(INNER * (z + CUBIC * z**3))
-    slope = (1 - tangent**2) * INNER * (1 + 3 * CUBIC * z * z)
-    return tangent / 2, tangent / 2 + z / 2 * slope
-
-
-def _polynomial(odd: Callable[[float], float]) -> tuple[np.float32, ...]:
-    """odd(z) / z as a polynomial in 2 (z / EDGE)^2 - 1, by interpolation, lowest power first."""
-    chebyshev = np.polynomial.chebyshev
-    nodes = chebyshev.chebpts1(DEGREE + 1)
-    quotients = [odd(z) / z for z in EDGE * np.sqrt((nodes + 1) / 2)]
-    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, DEGREE))
-    return tuple(powers.astype(np.float32))
-
-
-@cache
-def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
-    """Polynomials for s and GELU', off by at most 3e-7 and 3e-6; see `half_plus_odd`."""
-    functions = _exact if approximate == "none" else _approximate
-    return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
-
-
-@vectorized
-def half_plus_odd(z, c):
-    """1/2 + the odd function of z whose polynomial has the coefficients `c`."""
-    z = EDGE if z > EDGE else z  # not a number stays so
-    z = -EDGE if z < -EDGE else z
-    x = SPREAD * (z * z) - ONE
-    power = c[12] + x * (c[13] + x * (c[14] + x * c[15]))
-    power = c[8] + x * (c[9] + x * (c[10] + x * (c[11] + x * power)))
-    power = c[4] + x * (c[5] + x * (c[6] + x * (c[7] + x * power)))
-    power = c[0] + x * (c[1] + x * (c[2] + x * (c[3] + x * power)))
-    return HALF + z * power
 
 
 class _ResidualNorm(torch.autograd.Function):

@@ -20,16 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import (
-    exp,
-    has_kernels,
-    largest,
-    load,
-    rows,
-    store,
-    vector,
-    vectorized,
-)
+from bertsmith.model.kernels.elementwise import has_kernels, rows, vector
+from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorized
 
 UNUSED = -100  # PyTorch's own label for what does not count
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces

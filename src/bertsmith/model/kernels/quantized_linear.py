@@ -19,15 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
 
-from bertsmith.model.kernels.elementwise import (
-    bits_to_float,
-    float_to_bits,
-    has_kernels,
-    load,
-    rows,
-    store,
-    vectorized,
-)
+from bertsmith.model.kernels.elementwise import has_kernels, rows
+from bertsmith.model.kernels.numbers import bits_to_float, float_to_bits, load, store, vectorized
 
 MAX = np.float32(127)
 SMALLEST = np.float32(1e-30)  # taken for the largest element where all are zeros

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from bertsmith.model.kernels.elementwise import load, store, vectorized
+from bertsmith.model.kernels.numbers import load, store, vectorized
 from bertsmith.training.optimizers import first_state
 from bertsmith.training.ranks import full_tensor
 from bertsmith.training.replicas import Replicas, Trained
