@@ -1,0 +1,347 @@
+"""Products of 32 x 32 blocks, written in LLVM's own code, for compiled loops. No torch.
+
+`block` multiplies rows with 32 columns of a weight. The rows' dtype picks the instruction:
+
+    uint8    AVX-512 VNNI   4 products of 8 bits a lane (vpdpbusd)
+    int8     AMX            the same bytes as uint8; 16 x 16 x 64 products an instruction (tdpbusd)
+    int16    AVX2           2 products of 16 bits a lane (vpmaddwd); numbers of 8 bits, 0 to 255
+    float32  any processor  fused multiply-add
+
+Integer products are exact: all three give the same sums. A weight is packed so that each
+instruction finds its operands side by side, see `packed`.
+
+Letters: M rows, N columns, K inputs, G inputs that an instruction takes of a column at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils, errors
+from numba.extending import intrinsic
+from numba.np import arrayobj
+
+from bertsmith.model.kernels.numbers import EDGE, SPREAD, curves
+
+COLUMNS, ROWS = 32, 32  # of a block
+GROUP = {"uint8": 4, "int8": 4, "int16": 2, "float32": 1}  # G by the rows' dtype
+AMX_INPUTS = 64  # K must be a multiple
+BYTE, INT, WIDE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+FLOAT, SHORT, NOTHING = ir.FloatType(), ir.IntType(16), ir.VoidType()
+POINTER = BYTE.as_pointer()
+ADDRESS = types.CPointer(types.int8)
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """LLVM's names of what this processor can do."""
+    with suppress(RuntimeError):  # LLVM cannot ask every kind of processor
+        return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    return frozenset()
+
+
+@cache
+def integer_dtype() -> np.dtype | None:
+    """The dtype of rows whose products are quickest in integers here; None: there is none."""
+    features = cpu_features()
+    if "amx-int8" in features and _amx_allowed():
+        return np.dtype(np.int8)
+    if "avx512vnni" in features:
+        return np.dtype(np.uint8)
+    return np.dtype(np.int16) if "avx2" in features else None
+
+
+def _amx_allowed() -> bool:
+    """Ask Linux for the tile registers, which a process has to request (arch_prctl)."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
+def packed(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A weight [N, K] for `block` with rows of `dtype`: flat, 32 columns after another.
+
+    Of 32 columns all inputs follow one another in groups of G: [N / 32, K / G, 32, G].
+    """
+    group = GROUP[dtype.name]
+    columns, inputs = weight.shape
+    assert columns % COLUMNS == 0 and inputs % group == 0, weight.shape
+    parts = weight.reshape(columns // COLUMNS, COLUMNS, inputs // group, group)
+    return np.ascontiguousarray(parts.transpose(0, 2, 1, 3)).reshape(-1)
+
+
+def _constant(number: int) -> ir.Constant:
+    return ir.Constant(WIDE, number)
+
+
+def _function(module: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    known = module.globals.get(name)
+    return known or ir.Function(module, ir.FunctionType(result, arguments), name)
+
+
+@intrinsic
+def address(context, array, element):
+    """The address of an element, by its number, of a contiguous array."""
+
+    def code(context, builder, signature, arguments):
+        data = arrayobj.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.bitcast(builder.gep(data, [arguments[1]]), POINTER)
+
+    return ADDRESS(array, types.int64), code
+
+
+@intrinsic
+def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
+    """c[M, 32] = a[M, K] b[K, 32], M = `rows` rounded up to a multiple of 8 (AMX: of 16).
+
+    `like` is the array of the rows, for its dtype. Steps are bytes: from row to row of a and c, and
+    in b from a group of G inputs to the next, `groups` in all. c is int32, for float32 float32.
+    """
+    wides = [types.int64] * 4
+    dtype = like.dtype
+    make = _amx_block if dtype == types.int8 else _vector_block(dtype)
+
+    def code(context, builder, signature, arguments):
+        make(builder, *arguments[1:])
+        return context.get_dummy_value()
+
+    steps = (ADDRESS, wides[0], ADDRESS, wides[1], ADDRESS, wides[2])
+    return types.void(like, *steps, types.int64, types.int64), code
+
+
+@intrinsic
+def begin(context, like):
+    """Ready a thread for `block` with rows of that dtype."""
+
+    def code(context, builder, signature, arguments):
+        if like.dtype == types.int8:
+            configuration = bytearray(64)  # palette 1; 8 tiles of 16 rows of 64 bytes
+            configuration[0] = 1
+            configuration[16:32:2] = bytes([64] * 8)
+            configuration[48:56] = bytes([16] * 8)
+            place = cgutils.alloca_once_value(builder, cgutils.make_bytearray(configuration))
+            load = _function(builder.module, "llvm.x86.ldtilecfg", NOTHING, [POINTER])
+            builder.call(load, [builder.bitcast(place, POINTER)])
+        return context.get_dummy_value()
+
+    return types.void(like), code
+
+
+@intrinsic
+def end(context, like):
+    """Free what `begin` took."""
+
+    def code(context, builder, signature, arguments):
+        if like.dtype == types.int8:
+            builder.call(_function(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
+        return context.get_dummy_value()
+
+    return types.void(like), code
+
+
+PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
+
+
+@intrinsic
+def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
+    """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
+
+    `like` is the array of the sums; `vectors` are three addresses: scale, total and bias of the
+    columns. PLAIN: target = value;
+    GELU, GELU_TANH: target = GELU(value); RESIDUAL: target += value.
+    """
+    if not isinstance(ending, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("ending")
+    kind = ending.literal_value
+    lanes, zero_to_15 = 16, [ir.Constant(INT, 0)] * 16
+    vector, integers = ir.VectorType(FLOAT, lanes), ir.VectorType(INT, lanes)
+
+    def code(context, builder, signature, arguments):
+        _, sums, row_scale, row_low, vectors, target, _ = arguments
+        name = f"llvm.fma.v{lanes}f32"
+        fma = _function(builder.module, name, vector, [vector] * 3)
+
+        def everywhere(number: Any) -> Any:
+            undefined = ir.Constant(vector, ir.Undefined)
+            first = builder.insert_element(undefined, number, ir.Constant(INT, 0))
+            return builder.shuffle_vector(first, undefined, ir.Constant(integers, zero_to_15))
+
+        def constant(number: float) -> Any:
+            return ir.Constant(vector, [float(number)] * lanes)
+
+        def load(place: Any, half: int, like: Any = vector) -> Any:
+            own = builder.gep(place, [_constant(4 * lanes * half)])
+            return builder.load(builder.bitcast(own, like.as_pointer()), align=1)
+
+        scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
+        spread_scale, spread_low = everywhere(row_scale), everywhere(row_low)
+        is_float = signature.args[0].dtype == types.float32
+        for half in (0, 1):
+            value = load(sums, half, vector if is_float else integers)
+            if not is_float:
+                value = builder.sitofp(value, vector)
+            offset = builder.call(fma, [spread_low, load(total, half), load(bias, half)])
+            factor = builder.fmul(spread_scale, load(scale, half))
+            value = builder.call(fma, [value, factor, offset])
+            if kind == RESIDUAL:
+                value = builder.fadd(load(target, half), value)
+            elif kind != PLAIN:
+                edge = value
+                for sign, limit in ((">", EDGE), ("<", -EDGE)):
+                    over = builder.fcmp_ordered(sign, edge, constant(limit))
+                    edge = builder.select(over, constant(limit), edge)
+                square = builder.fmul(edge, edge)
+                x = builder.call(fma, [square, constant(SPREAD), constant(-1)])
+                first, *others = reversed(curves("none" if kind == GELU else "tanh")[0])
+                power = constant(first)
+                for coefficient in others:
+                    power = builder.call(fma, [power, x, constant(coefficient)])
+                share = builder.call(fma, [power, edge, constant(0.5)])
+                value = builder.fmul(value, share)
+            own = builder.gep(target, [_constant(4 * lanes * half)])
+            builder.store(value, builder.bitcast(own, vector.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    addresses = types.UniTuple(ADDRESS, 3)
+    number = types.float32
+    return types.void(like, ADDRESS, number, number, addresses, ADDRESS, ending), code
+
+
+def _vector_block(dtype: Any) -> Any:
+    """Code for sums in vector registers; as many at once as the processor has room for."""
+    wide = "avx512f" in cpu_features() and dtype != types.int16
+    lanes, height = (16, 8) if wide else (8, 4)
+    number = FLOAT if dtype == types.float32 else INT
+    vector = ir.VectorType(number, lanes)
+    group = GROUP[dtype.name]
+    taken = group * (4 if dtype == types.float32 else dtype.bitwidth // 8)  # bytes of a row
+    stored = taken if dtype != types.int16 else group  # bytes of a column of the weight
+    unroll = 4
+
+    def spread(builder: Any, place: Any) -> Any:
+        """The next G inputs of a row in every lane."""
+        as_number = builder.load(builder.bitcast(place, number.as_pointer()), align=1)
+        undefined = ir.Constant(vector, ir.Undefined)
+        first = builder.insert_element(undefined, as_number, ir.Constant(INT, 0))
+        zeros = ir.Constant(ir.VectorType(INT, lanes), [0] * lanes)
+        return builder.shuffle_vector(first, undefined, zeros)
+
+    def weights(builder: Any, place: Any) -> Any:
+        """The next G inputs of `lanes` columns."""
+        if dtype != types.int16:
+            return builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
+        narrow = ir.VectorType(BYTE, 2 * lanes)
+        numbers = builder.load(builder.bitcast(place, narrow.as_pointer()), align=1)
+        return builder.sext(numbers, ir.VectorType(SHORT, 2 * lanes))
+
+    def multiply_add(builder: Any, total: Any, x: Any, w: Any) -> Any:
+        if dtype == types.float32:
+            name = f"llvm.fma.v{lanes}f32"
+            return builder.call(
+                _function(builder.module, name, vector, [vector] * 3), [x, w, total]
+            )
+        if dtype == types.int16:
+            pairs = ir.VectorType(SHORT, 2 * lanes)
+            add = _function(builder.module, "llvm.x86.avx2.pmadd.wd", vector, [pairs, pairs])
+            return builder.add(total, builder.call(add, [builder.bitcast(x, pairs), w]))
+        # LLVM 22 gave the operands of bytes their own type
+        operand = ir.VectorType(BYTE, 64) if binding.llvm_version_info[0] >= 22 else vector
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        dot = _function(builder.module, name, vector, [vector, operand, operand])
+        return builder.call(dot, [total, builder.bitcast(x, operand), builder.bitcast(w, operand)])
+
+    def part(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, n: Any):
+        """`height` rows times 2 x `lanes` columns, over `n` groups of inputs."""
+        zero = ir.Constant(vector, [0] * lanes)
+        totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
+        for row in totals:
+            for total in row:
+                builder.store(zero, total)
+        a_rows = [builder.gep(a, [builder.mul(a_step, _constant(r))]) for r in range(height)]
+
+        def step(k: Any) -> None:
+            place = builder.gep(b, [builder.mul(k, b_step)])
+            both = [
+                weights(builder, builder.gep(place, [_constant(lanes * stored * v)]))
+                for v in (0, 1)
+            ]
+            for row, total in zip(a_rows, totals, strict=True):
+                x = spread(builder, builder.gep(row, [builder.mul(k, _constant(taken))]))
+                for w, one in zip(both, total, strict=True):
+                    builder.store(multiply_add(builder, builder.load(one), x, w), one)
+
+        whole = builder.sdiv(n, _constant(unroll))
+        with cgutils.for_range(builder, whole) as loop:
+            for extra in range(unroll):
+                k = builder.mul(loop.index, _constant(unroll))
+                step(builder.add(k, _constant(extra)))
+        done = builder.mul(whole, _constant(unroll))
+        with cgutils.for_range(builder, builder.sub(n, done)) as loop:
+            step(builder.add(done, loop.index))
+        for r, row in enumerate(totals):
+            target = builder.gep(c, [builder.mul(c_step, _constant(r))])
+            for v, total in enumerate(row):
+                place = builder.gep(target, [_constant(4 * lanes * v)])
+                place = builder.bitcast(place, vector.as_pointer())
+                builder.store(builder.load(total), place, align=1)
+
+    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+        eights = builder.sdiv(builder.add(rows, _constant(7)), _constant(8))
+        times = builder.mul(eights, _constant(8 // height))
+        with cgutils.for_range(builder, times) as loop:
+            first = builder.mul(loop.index, _constant(height))
+            own_a = builder.gep(a, [builder.mul(first, a_step)])
+            own_c = builder.gep(c, [builder.mul(first, c_step)])
+            for column in range(0, COLUMNS, 2 * lanes):
+                own_b = builder.gep(b, [_constant(column * stored)])
+                place = builder.gep(own_c, [_constant(4 * column)])
+                part(builder, own_a, a_step, own_b, b_step, place, c_step, groups)
+
+    return make
+
+
+def _amx_block(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+    """Tiles 0 to 3 hold sums of 16 x 16; 4 and 5 are of a, 6 and 7 of b."""
+    module, number = builder.module, [ir.Constant(BYTE, n) for n in range(8)]
+    zero = _function(module, "llvm.x86.tilezero", NOTHING, [BYTE])
+    load = _function(module, "llvm.x86.tileloadd64", NOTHING, [BYTE, POINTER, WIDE])
+    dot = _function(module, "llvm.x86.tdpbusd", NOTHING, [BYTE, BYTE, BYTE])
+    store = _function(module, "llvm.x86.tilestored64", NOTHING, [BYTE, POINTER, WIDE])
+    steps = builder.sdiv(groups, _constant(AMX_INPUTS // 4))
+    lower_a = builder.gep(a, [builder.mul(a_step, _constant(16))])
+    lower_c = builder.gep(c, [builder.mul(c_step, _constant(16))])
+
+    def product(halves: list[tuple[int, Any, Any]]) -> None:
+        for half, _, _ in halves:
+            for column in (0, 1):
+                builder.call(zero, [number[2 * half + column]])
+        with cgutils.for_range(builder, steps) as loop:
+            offset = builder.mul(loop.index, _constant(AMX_INPUTS))
+            place = builder.gep(b, [builder.mul(builder.mul(loop.index, _constant(16)), b_step)])
+            for column in (0, 1):
+                own = builder.gep(place, [_constant(64 * column)])
+                builder.call(load, [number[6 + column], own, b_step])
+            for half, source, _ in halves:
+                builder.call(load, [number[4 + half], builder.gep(source, [offset]), a_step])
+                for column in (0, 1):
+                    tiles = [number[2 * half + column], number[4 + half], number[6 + column]]
+                    builder.call(dot, tiles)
+        for half, _, target in halves:
+            for column in (0, 1):
+                own = builder.gep(target, [_constant(64 * column)])
+                builder.call(store, [number[2 * half + column], own, c_step])
+
+    both = [(0, a, c), (1, lower_a, lower_c)]
+    with builder.if_else(builder.icmp_signed(">", rows, _constant(16))) as (many, few):
+        with many:
+            product(both)
+        with few:
+            product(both[:1])

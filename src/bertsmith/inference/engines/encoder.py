@@ -1,0 +1,303 @@
+"""The encoder in compiled loops over texts without padding: one call a core. No torch.
+
+Each row of hidden states is quantized by its own range, x = scale q + low, q from 0 to 255, and
+each column of a weight by its own, w = column_scale r, r from -127 to 127, so that
+
+    x w + bias = scale column_scale (q r) + (low sum(w) + bias)
+
+with q r summed exactly in integers. Bias, GELU, residual and LayerNorm follow in the same pass over
+32 rows, and the next row's range with them. In float32 the same loops run with scale 1 and low 0.
+A text's answer depends on that text alone: the same bits in any company.
+
+Letters: T tokens of all texts, Q rows that are read, H hidden size, F intermediate size, D head
+size, N columns, V pieces, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from bertsmith.inference.engines.blocks import (
+    COLUMNS,
+    GELU,
+    GELU_TANH,
+    GROUP,
+    PLAIN,
+    RESIDUAL,
+    ROWS,
+    address,
+    begin,
+    block,
+    end,
+    finish,
+)
+from bertsmith.model.kernels.numbers import (
+    bits_to_float,
+    exp,
+    float_to_bits,
+    vectorized,
+)
+
+LEAST_RANGE = np.float32(1e-20)
+LEVELS = np.float32(255)
+ROUND = np.float32(
+    12582912
+)  # 1.5 x 2^23: the last bits of a float32 this large count whole numbers
+FLOATS = np.zeros(1, np.float32)
+
+
+class Linear(NamedTuple):
+    """A matrix a layer, all N columns of all L layers."""
+
+    weight: np.ndarray  # [L, N K], see `packed`
+    scale: np.ndarray  # float32 [L, N]: 1 in float32
+    total: np.ndarray  # float32 [L, N]: of a column's weights, as quantized; 0 in float32
+    bias: np.ndarray  # float32 [L, N]
+
+
+class Weights(NamedTuple):
+    """An encoder's weights; norms are [.., 2, H], weight and bias."""
+
+    tokens: np.ndarray  # float32 [V, H]
+    positions: np.ndarray  # float32 [S, H]
+    segments: np.ndarray  # float32 [types, H]
+    norm: np.ndarray  # float32 [2, H]
+    query: Linear
+    key_value: Linear
+    attention_output: Linear
+    attention_norm: np.ndarray  # float32 [L, 2, H]
+    intermediate: Linear
+    output: Linear
+    output_norm: np.ndarray  # float32 [L, 2, H]
+
+
+def group(rows):  # pyright: ignore
+    """Inputs of a column that an instruction takes at once."""
+
+
+@overload(group, inline="always")
+def _group(rows):
+    number = GROUP[rows.dtype.name]
+    return lambda rows: number
+
+
+def empty_sums(rows):  # pyright: ignore
+    """Room for a block of products of such rows."""
+
+
+@overload(empty_sums, inline="always")
+def _empty_sums(rows):
+    number = np.float32 if rows.dtype.name == "float32" else np.int32
+    return lambda rows: np.empty((ROWS, COLUMNS), number)
+
+
+def quantize_row(line, row):  # pyright: ignore
+    """Write a row's q; its (scale, low)."""
+
+
+@overload(quantize_row)
+def _quantize_row(line, row):
+    if row.dtype.name == "float32":
+
+        def copied(line, row):
+            for column in range(len(line)):
+                row[column] = line[column]
+            return np.float32(1), np.float32(0)
+
+        return copied
+
+    def quantized(line, row):
+        # as integers of the same order, since LLVM does not vectorize the extremes of floats
+        top, low = np.int32(-(2**31)), np.int32(2**31 - 1)
+        for column in range(len(line)):
+            bits = float_to_bits(line[column])
+            bits ^= (bits >> np.int32(31)) & np.int32(0x7FFFFFFF)
+            top, low = max(top, bits), min(low, bits)
+        high = bits_to_float(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        least = bits_to_float(low ^ ((low >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        span = max(high - least, LEAST_RANGE)
+        factor = LEVELS / span
+        for column in range(len(line)):
+            level = float_to_bits((line[column] - least) * factor + ROUND)
+            row[column] = level & np.int32(255)
+        return span / LEVELS, least
+
+    return quantized
+
+
+@vectorized
+def normalize(line, norm, eps):
+    """LayerNorm of one row, in place."""
+    columns = np.float32(len(line))
+    total = np.float32(0)
+    for column in range(len(line)):
+        total += line[column]
+    mean = total / columns
+    squares = np.float32(0)
+    for column in range(len(line)):
+        squares += (line[column] - mean) * (line[column] - mean)
+    scale = np.float32(1) / np.sqrt(squares / columns + eps)
+    weight, bias = norm[0], norm[1]
+    for column in range(len(line)):
+        line[column] = (line[column] - mean) * scale * weight[column] + bias[column]
+
+
+@vectorized
+def product(rows, ranges, first, count, linear, layer, ending, target, start, sums):
+    """`count` <= 32 rows from `first` on times a layer's matrix, into `target` from `start` on.
+
+    `ranges` [2, T]: scale and low of each row. `sums`: int32 or float32 [32, 32], to work in.
+    """
+    weight, inputs, columns = linear.weight[layer], rows.shape[1], linear.bias.shape[1]
+    groups = inputs // group(rows)
+    step = COLUMNS * group(rows) * weight.itemsize
+    a, row_bytes = address(rows, first * inputs), inputs * rows.itemsize
+    for n in range(0, columns, COLUMNS):
+        block(
+            *(rows, a, row_bytes, address(weight, n * inputs), step),
+            *(address(sums, 0), 4 * COLUMNS, groups, count),
+        )
+        column = layer * columns + n
+        scale, total = address(linear.scale, column), address(linear.total, column)
+        vectors = scale, total, address(linear.bias, column)
+        for r in range(count):
+            own, place = address(sums, r * COLUMNS), address(target, (start + r) * columns + n)
+            row_scale, low = ranges[0, first + r], ranges[1, first + r]
+            if ending == GELU:
+                finish(sums, own, row_scale, low, vectors, place, GELU)
+            elif ending == RESIDUAL:
+                finish(sums, own, row_scale, low, vectors, place, RESIDUAL)
+            elif ending == GELU_TANH:
+                finish(sums, own, row_scale, low, vectors, place, GELU_TANH)
+            else:
+                finish(sums, own, row_scale, low, vectors, place, PLAIN)
+
+
+@vectorized
+def softmax(row, length, scale):
+    """exp(scale (x - largest)) of a row's first numbers, in place; their sum."""
+    top = np.int32(-(2**31))
+    for column in range(length):
+        bits = float_to_bits(row[column])
+        top = max(top, bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    high = bits_to_float(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    for column in range(length):
+        row[column] = exp((row[column] - high) * scale)
+    total = np.float32(0)
+    for column in range(length):
+        total += row[column]
+    return total
+
+
+@vectorized
+def attention(query, reads, key_value, starts, heads, context):
+    """softmax(q k^T / sqrt(D)) v of each text: context [Q, H] of queries [Q, H].
+
+    Text t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1].
+    """
+    size = query.shape[1]
+    head = size // heads
+    scale = np.float32(1 / math.sqrt(head))
+    longest = 0
+    for text in range(len(starts) - 1):
+        longest = max(longest, starts[text + 1] - starts[text])
+    width = (longest + COLUMNS - 1) // COLUMNS * COLUMNS
+    keys = np.zeros((head, width), np.float32)
+    scores = np.empty((ROWS, width), np.float32)
+    sums = np.empty((ROWS, COLUMNS), np.float32)
+    totals = np.empty(ROWS, np.float32)
+    for text in range(len(starts) - 1):
+        first, length = starts[text], starts[text + 1] - starts[text]
+        for h in range(heads):
+            for d in range(head):
+                line = keys[d]
+                for j in range(length):
+                    line[j] = key_value[first + j, h * head + d]
+            for start in range(reads[text], reads[text + 1], ROWS):
+                count = min(ROWS, reads[text + 1] - start)
+                a = address(query, start * size + h * head)
+                for n in range(0, length, COLUMNS):
+                    c = address(scores, n)
+                    block(
+                        FLOATS, a, 4 * size, address(keys, n), 4 * width, c, 4 * width, head, count
+                    )
+                for r in range(count):
+                    totals[r] = np.float32(1) / softmax(scores[r], length, scale)
+                for d in range(0, head, COLUMNS):
+                    b = address(key_value, first * 2 * size + size + h * head + d)
+                    a2, c2 = address(scores, 0), address(sums, 0)
+                    block(FLOATS, a2, 4 * width, b, 8 * size, c2, 4 * COLUMNS, length, count)
+                    for r in range(count):
+                        target, source, factor = context[start + r], sums[r], totals[r]
+                        for c3 in range(COLUMNS):
+                            target[h * head + d + c3] = source[c3] * factor
+
+
+@vectorized
+def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, states):
+    """Last hidden states, float32 [Q, H], of the tokens `rows` (ascending) of all texts.
+
+    Text t is ids[starts[t]:starts[t + 1]], of which rows[reads[t]:reads[t + 1]] are read. `like` is
+    an array of the dtype of quantized rows. `states` [L, T, H], if not empty, is given the hidden
+    states before each layer.
+    """
+    tokens, size, wide = len(ids), weights.tokens.shape[1], weights.intermediate.bias.shape[1]
+    padded = (tokens + ROWS - 1) // ROWS * ROWS
+    x, xq = np.empty((padded, size), np.float32), np.zeros((padded, size), like.dtype)
+    ranges, few = np.zeros((2, padded), np.float32), np.zeros((2, ROWS), np.float32)
+    query, context = np.empty((padded, size), np.float32), np.empty((padded, size), np.float32)
+    key_value = np.empty((padded, 2 * size), np.float32)
+    line, lineq = np.empty((ROWS, wide), np.float32), np.empty((ROWS, wide), like.dtype)
+    sums = empty_sums(like)
+    begin(like)
+    for text in range(len(starts) - 1):
+        for token in range(starts[text], starts[text + 1]):
+            piece, place = weights.tokens[ids[token]], weights.positions[token - starts[text]]
+            segment, row = weights.segments[types[token]], x[token]
+            for column in range(size):
+                row[column] = piece[column] + segment[column] + place[column]
+            normalize(row, weights.norm, eps)
+            ranges[0, token], ranges[1, token] = quantize_row(row, xq[token])
+    wanted, queries = reads, tokens
+    if len(states) or len(weights.output_norm) == 0:
+        wanted = starts
+    for layer in range(len(weights.output_norm)):
+        if len(states):
+            states[layer] = x[:tokens]
+        for first in range(0, tokens, ROWS):
+            count = min(ROWS, tokens - first)
+            product(
+                xq, ranges, first, count, weights.key_value, layer, PLAIN, key_value, first, sums
+            )
+        owners = starts
+        if layer == len(weights.output_norm) - 1 and len(rows) < tokens:
+            queries, owners = len(rows), reads
+            for row in range(queries):
+                x[row], xq[row], ranges[:, row] = x[rows[row]], xq[rows[row]], ranges[:, rows[row]]
+        for first in range(0, queries, ROWS):
+            count = min(ROWS, queries - first)
+            product(xq, ranges, first, count, weights.query, layer, PLAIN, query, first, sums)
+        attention(query, owners, key_value, starts, heads, context)
+        for first in range(0, queries, ROWS):
+            count = min(ROWS, queries - first)
+            for r in range(first, first + count):
+                ranges[0, r], ranges[1, r] = quantize_row(context[r], xq[r])
+            product(
+                xq, ranges, first, count, weights.attention_output, layer, RESIDUAL, x, first, sums
+            )
+            for r in range(first, first + count):
+                normalize(x[r], weights.attention_norm[layer], eps)
+                ranges[0, r], ranges[1, r] = quantize_row(x[r], xq[r])
+            product(xq, ranges, first, count, weights.intermediate, layer, gelu, line, 0, sums)
+            for r in range(count):
+                few[0, r], few[1, r] = quantize_row(line[r], lineq[r])
+            product(lineq, few, 0, count, weights.output, layer, RESIDUAL, x, first, sums)
+            for r in range(first, first + count):
+                normalize(x[r], weights.output_norm[layer], eps)
+                ranges[0, r], ranges[1, r] = quantize_row(x[r], xq[r])
+    end(like)
+    return x[:queries]
