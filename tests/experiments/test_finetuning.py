@@ -64,7 +64,7 @@ def test_an_evaluation_measures_what_was_measured(result, data):
     assert repr(found).startswith(f"Evaluation(accuracy {found.metrics['accuracy']:.4f}, ")
     assert repr(found).endswith("; 40 examples)")
     plain = json.loads(json.dumps(found.to_dict()))
-    assert list(plain) == ["metrics", "examples", "undefined", "labels", "confusion"]
+    assert list(plain) == ["metrics", "examples", "notes", "labels", "confusion"]
 
 
 def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):

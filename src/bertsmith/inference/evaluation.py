@@ -24,8 +24,8 @@ class Evaluation:
     metrics: dict[str, float]
     """The task's, the main one first; all are fractions (0.91, not 91)."""
     examples: int
-    undefined: dict[str, str]
-    """Metrics that have no value and are 0, each with the reason."""
+    notes: dict[str, str]
+    """Metrics that are 0, or partly, for want of examples, each with the reason."""
     labels: list[str]
     """The classes, where answers are classes."""
     confusion: list[list[int]] | None = None

@@ -197,14 +197,12 @@ def read_task(
 
     Rows without a label and broken ones are left out where the task says so.
     """
-    askers = {task.text: "`text`", task.text_pair: "`text_pair`"}
-    askers |= dict.fromkeys(task.options, "`options`")
+    roles = {task.text: "`text`", task.text_pair: "`text_pair`"}
+    roles |= dict.fromkeys(task.options, "`options`")
     if need_labels:
-        askers[task.label] = "`label`"
+        roles[task.label] = "`label`"
     is_own = task.name in OWN_KINDS
-    wanted = {
-        name: asker if is_own else f"task {task.name}" for name, asker in askers.items() if name
-    }
+    wanted = {name: role if is_own else f"task {task.name}" for name, role in roles.items() if name}
     columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 

@@ -199,7 +199,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
     lines = read_log(out / "log.jsonl")
     assert [line["event"] for line in lines].count("evaluate") == 6
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
-    assert "out holds a run already" in refused(*train_words(folder, data, out, *flags))
+    assert "out holds a finished run" in refused(*train_words(folder, data, out, *flags))
     with pytest.raises(ValueError, match="this model cannot classify, but embed, features"):
         bertsmith.load(out).classify(["one"])
 

@@ -98,7 +98,7 @@ def test_what_does_not_fit_the_run_is_refused(train, tmp_path):
             train(*given, **named)
 
     out = train(steps=2).folder
-    refused_with("holds a model already: name another `out` or add `resume=True`")
+    refused_with("holds a finished run, ready to use: name another `out` or add `resume=True`")
     refused_with("was started without `model`, not from", model=out, resume=True)
     refused_with("started with size = 2x64, not mini", size="mini", steps=4, resume=True)
     warming = train("warming", steps=2, warmup_steps=1).folder

@@ -252,8 +252,8 @@ def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
 
 
 def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Columns) -> None:
-    askers = ("`text`", "`label`") if need_tags else ("`text`",)
-    cells, lines = read_columns(path, dict(zip(columns, askers, strict=False)))
+    roles = ("`text`", "`label`") if need_tags else ("`text`",)
+    cells, lines = read_columns(path, dict(zip(columns, roles, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):

@@ -304,13 +304,13 @@ def _find(
     where: Path | str, header: Sequence[str], wanted: Mapping[str, str], is_foreign: bool = False
 ) -> list[int]:
     """Indices of the wanted columns; `is_foreign`: the first line of a table has none of them."""
-    for name, asker in wanted.items():
+    for name, role in wanted.items():
         if header.count(name) > 1:
-            raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
+            raise ValueError(f"{where}: column '{name}' ({role}) is there twice: rename one")
         if name not in header:
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
             hint = _header_hint(name, header, is_foreign)
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {hint} (columns: {found})")
+            raise ValueError(f"{where}: no column '{name}' for {role}: {hint} (columns: {found})")
     return [header.index(name) for name in wanted]
 
 
