@@ -7,14 +7,7 @@ import shutil
 
 import pytest
 
-from bertsmith.cli.pretrain import HEADS, TOKEN_BYTES, WEIGHT_BYTES, Pretrain, _first_memory
-from bertsmith.training.pretraining.settings import PretrainSettings
-
 from ..tiny import bertsmith, cli, contents, write
-
-WEIGHTS = WEIGHT_BYTES * (12 * (4 * 768 * 768 + 2 * 768 * 3072) + HEADS * 768 * 768)
-ROW = TOKEN_BYTES * 12 * 768 * 128
-FIRST_STEP = WEIGHTS + 32 * ROW
 
 
 def test_what_is_said(made, tmp_path):
@@ -150,59 +143,3 @@ def test_resume_names_the_run_that_may_be_meant(made, tmp_path, name, hint):
     ran = cli(*made.words("pretrain", tmp_path / name), "--resume")
     line = f"{tmp_path / name}: no run to resume yet, {hint}"
     assert ran.code == 0 and line in ran.err.splitlines()
-
-
-# --- the memory that is fetched ahead of the first step
-
-
-@pytest.fixture
-def alone_without_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", [tmp_path / "absent"])
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def fetched(corpus=("no-store",), settings=None, **flags):
-    recipe = PretrainSettings(size="base", steps=1, **(settings or {}))
-    return _first_memory(Pretrain(corpus=list(corpus), **flags), recipe)
-
-
-@pytest.mark.usefixtures("alone_without_gpu")
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, FIRST_STEP),
-        ({"batch_size": 256}, FIRST_STEP),  # what a core has at once
-        ({"micro_batch_size": 8}, FIRST_STEP - 24 * ROW),
-        ({"activation_checkpointing": True}, WEIGHTS),
-        ({"micro_batch_size": "auto"}, 0),  # it looks at what is free
-    ],
-    ids=str,
-)
-def test_of_a_new_model_on_a_processor(settings, expected):
-    assert fetched(settings=settings) == expected
-
-
-@pytest.mark.usefixtures("alone_without_gpu")
-@pytest.mark.parametrize("flags", [{"model": "model"}, {"resume": True}], ids=str)
-def test_none_for_a_model_that_is_there(flags):
-    assert fetched(["store"], **flags) == 0
-
-
-@pytest.mark.usefixtures("alone_without_gpu")
-def test_none_for_one_of_several_ranks(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert fetched() == 0
-
-
-@pytest.mark.usefixtures("alone_without_gpu")
-def test_none_beside_a_gpu_unless_the_cpu_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("bertsmith.cli.pretrain.GRAPHICS", [tmp_path / "absent", tmp_path])
-    assert fetched() == 0
-    assert fetched(settings={"device": "cpu"}) == FIRST_STEP
-
-
-@pytest.mark.usefixtures("alone_without_gpu")
-def test_the_stores_pieces_have_rows(tmp_path):
-    (tmp_path / "vocab.txt").write_text("one\ntwo\nthree\n")
-    for corpus in ([f"{tmp_path}=0.7", "other=0.3"], [str(tmp_path)]):
-        assert fetched(corpus) == FIRST_STEP + WEIGHT_BYTES * 3 * 768
