@@ -98,7 +98,7 @@ def test_a_text_that_cannot_be_used(command, text, says, made, refuse, tmp_path)
     [
         (ENGLISH, ["--size", 9], "a vocabulary of 9 is too small"),
         (ENGLISH, ["--size", 900], "pieces: use --size"),
-        (ENGLISH, ["--coverage", 99], "coverage = 99.0: must be above 0 and at most 1"),
+        (ENGLISH, ["--coverage", 99], "`coverage=99.0`: must be above 0 and at most 1"),
         (
             " ".join(map(chr, range(0x4E00, 0x4E00 + 200))),
             ["--size", 50],
@@ -233,7 +233,7 @@ def test_two_vocabularies_beside_each_other_and_as_json(report):
     assert "             1  U+D55C    한  HANGUL SYLLABLE HAN\n" in out
     assert "             2   [UNK]       2  한국\n" in out
     assert "uncased: warning: 8.7% of the letters are altered" in out
-    assert "--strip-accents none or --preset multilingual" in out
+    assert "--strip-accents none keeps" in out
     figures = json.loads(Path("f.json").read_text(encoding="utf-8"))
     assert [side["name"] for side in figures["vocabularies"]] == ["uncased", "kept"]
     assert figures["vocabularies"][0]["word_coverage"] == 1 - 1 / 21

@@ -23,9 +23,9 @@ PATIENT = FinetuneSettings(early_stopping_patience=2)
     [
         (FINETUNE, "epochs", -1, "epochs = -1"),
         (FINETUNE, "warmup_ratio", 1, "warmup_ratio = 1"),
-        (FINETUNE, "layer_decay", 1.5, "layer_decay = 1.5: must be above 0 and at most 1"),
-        (FINETUNE, "evals_per_epoch", -1, "evals_per_epoch = -1: must be at least 0"),
-        (FINETUNE, "checkpoint_every", 0, "checkpoint_every = 0: must be at least 1"),
+        (FINETUNE, "layer_decay", 1.5, "`layer_decay=1.5`: must be above 0 and at most 1"),
+        (FINETUNE, "evals_per_epoch", -1, "`evals_per_epoch=-1`: must be at least 0"),
+        (FINETUNE, "checkpoint_every", 0, "`checkpoint_every=0`: must be at least 1"),
         (PATIENT, "keep", "last", "early_stopping_patience keeps the weights best"),
         (
             PATIENT,

@@ -191,6 +191,7 @@ def check_flags(request: Request) -> None:
     Errors: ValueError that names them.
     """
     parse_seeds(request.seeds)
+    check_task_type(request, make_task(request).task_type)
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:

@@ -124,14 +124,10 @@ def _value(name: str, text: str) -> Any:
         except ValueError:
             continue
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"`sweep`: {name} = {text}: must be finite")
+        raise ValueError(f"`sweep`: `{name}={text}`: must be finite")
     if name in LEFT_OPEN and value == 0:
-        raise ValueError(f"`sweep`: {name} = {text}: must be above 0")
-    try:
-        return getattr(from_mapping(FinetuneSettings, {name: value}, "`sweep`"), name)
-    except ValueError as error:  # a value out of bounds is refused without naming `sweep`
-        message = str(error)
-        raise ValueError(message if "`sweep`" in message else f"`sweep`: {message}") from error
+        raise ValueError(f"`sweep`: `{name}={text}`: must be above 0")
+    return getattr(from_mapping(FinetuneSettings, {name: value}, "`sweep`"), name)
 
 
 def check_trials(space: Space, trials: int | None) -> None:
