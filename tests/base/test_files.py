@@ -10,6 +10,7 @@ import pytest
 from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
+    nearby,
     read_json,
     read_json_object,
     read_sealed_json,
@@ -161,3 +162,9 @@ for number in range(1, 4):
 """
     ran = python(program, BERTSMITH_KILL_AT=where)
     assert (ran.code, ran.out.split()) == (code, passed.split())
+
+
+def test_an_absent_path_is_told_its_neighbour(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    assert nearby(tmp_path / "review") == " (did you mean 'reviews'?)"
+    assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""

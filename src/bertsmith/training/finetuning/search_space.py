@@ -131,14 +131,9 @@ def _value(name: str, text: str) -> Any:
 
 
 def check_trials(space: Space, trials: int | None) -> None:
-    """Refuse a number of trials below 1, and a range, which has no end, without one.
-
-    Errors: ValueError.
-    """
+    """Refuse a range, which has no end, without a number of trials. Errors: ValueError."""
     if trials is None and any(isinstance(values, Range) for values in space.values()):
         raise ValueError("`sweep` with a range needs `trials`, the number of settings to try")
-    if trials is not None and trials < 1:
-        raise ValueError(f"`trials={trials}`: must be at least 1")
 
 
 def check_points(space: Space, settings: FinetuneSettings) -> None:
