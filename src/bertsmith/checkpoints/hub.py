@@ -34,9 +34,7 @@ def open_model_folder(name: str | Path) -> Path:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            from bertsmith.checkpoints.run_folder import SETTINGS_FILE  # brings torch, for seconds
-
-            if (folder / SETTINGS_FILE).exists():
+            if (folder / "run.json").exists():
                 raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
             raise ValueError(f"{folder}: no config.json, so not a folder with a model")
         return folder

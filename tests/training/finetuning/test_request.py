@@ -67,7 +67,7 @@ TAUGHT = "--teacher t --teacher-data x"
 NO_LABELS = "has no labels: leave --distillation-w"
 SCRATCH = "without effect with --from-scratch"
 FOCAL = "--focal-gamma: of the labels, unused at --distillation-weight 1"
-BOTH = "`early_stopping_patience` keeps the"
+BOTH = "--early-stopping-patience keeps the"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
     ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
