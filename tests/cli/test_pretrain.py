@@ -95,7 +95,7 @@ def test_a_run_of_another_size_on_resume(made, refuse, tmp_path):
         ("--size tinny", "steps = 2", ["unknown size 'tinny'", "known are tiny"]),
         ("--minutes 1 --steps 2", "", "exactly one of --steps"),
         ("--minutes nan", "", "--minutes nan: must be above 0"),
-        ("--steps 2 --max-length 4", "", "pretrain: max_length = 4: a pair"),
+        ("--steps 2 --max-length 4", "", "pretrain: --max-length 4: a pair"),
     ],
 )
 def test_a_misspelt_or_impossible_setting(flags, recipe, says, made, refuse, tmp_path):
