@@ -13,6 +13,7 @@ from bertsmith.base.files import (
     atomic_file,
     atomic_folder,
     locked_folder,
+    nearby,
     read_json,
     read_json_object,
     read_sealed_json,
@@ -190,3 +191,9 @@ def test_a_killed_holder_is_in_nobodys_way(tmp_path):
     with locked_folder(tmp_path):
         pass
     assert list(contents(tmp_path)) == ["kept"]
+
+
+def test_an_absent_path_is_told_its_neighbour(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    assert nearby(tmp_path / "review") == " (did you mean 'reviews'?)"
+    assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""

@@ -90,16 +90,11 @@ def run_corpus(settings: Corpus) -> None:
 
 
 def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
-    """The given number, or by default one a core, and one alone for files below 64 MiB.
-
-    Errors: ValueError for fewer than one.
-    """
+    """The given number, or by default one a core, and one alone for files below 64 MiB."""
     from bertsmith.base.processes import usable_cores
     from bertsmith.text.readers.documents import input_files, input_size
 
     if given is not None:
-        if given < 1:
-            raise ValueError(f"--workers {given}: expected at least 1")
         return given
     size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1

@@ -216,6 +216,8 @@ class Quickstart(QuickstartSettings):
     classifier against the same network from scratch, and writes a report to open in a browser.
     """
 
+    arguments = {"size": "vocab_size"}  # of the library's `train_vocabulary`
+
     out: Path = Path("quickstart")
     """Folder for everything; an earlier quickstart in it is replaced."""
     corpus: list[Path] = field(default_factory=list)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.settings import checked
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.model_task import read_model_task
@@ -42,6 +43,7 @@ class Evaluation:
         return f"Evaluation({metrics}; {self.examples:,} examples)"
 
 
+@checked()
 def evaluate(
     model: str | Path | Predictor,
     data: str | Path,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from bertsmith.base.files import nearby
 from bertsmith.tasks.labels import (
     Cells,
     describe_balance,
@@ -134,7 +135,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
     if single := single_file(data):
         return single if split == "train" else None
     if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (`data`)")
+        raise ValueError(f"{data}: no such file or folder (`data`){nearby(data)}")
     stems = (split, *OTHER_NAMES.get(split, ()))
     names = [
         *task.files.get(split, ()),

@@ -226,7 +226,7 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
         ("--score s", "--score: only with --dev"),
         ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
         ("--batch-size 24", "batch_size = 24, negatives = 32"),
-        ("--epochs 0", "epochs = 0: must be at least 1"),
+        ("--epochs 0", "--epochs 0: must be at least 1"),
         ("--text-pair c", "no column 'c' for --text-pair"),
         ("--text-pair a", "column 'a' is named twice"),
         ("--data absent.csv", "absent.csv: no such file"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.files import write_text
+from bertsmith.base.files import nearby, write_text
 from bertsmith.tasks.answer_files import COLUMN, read_texts, rounded, text_lines
 from bertsmith.tasks.features import cumulate
 from bertsmith.tasks.tagging.schemes import (
@@ -134,7 +134,7 @@ def read_sentences(
     `read_columns` refuses, and a tag that is impossible in its scheme.
     """
     if not parts(path):
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     if unpacked_name(path).endswith(".json"):
         raise ValueError(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"

@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from bertsmith.base.files import nearby
 from bertsmith.base.settings import nearest
 from bertsmith.text.readers.columnar import (
     columnar_names,
@@ -195,7 +196,7 @@ def read_columns(
     """
     files = parts(path)
     if not files:
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     kind = table_format(path)
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
