@@ -246,7 +246,7 @@ def stability_page(record: dict[str, Any]) -> str:
     """How often a training collapsed."""
     text = (
         "\n## Stability\n\nWith a collapse: `bertsmith finetune` found one answer to all of dev, "
-        "or a training loss of guessing, and, but for --restarts 0, trained with another seed. "
+        "or a training loss of guessing, and, but for --max-retries 0, trained with another seed. "
         "The lowest and highest figure are of the runs as they ended.\n\n"
         "| row | runs | with a collapse | one answer to all of dev in the end | lowest | highest "
         "| first reason |\n|---|---|---|---|---|---|---|\n"

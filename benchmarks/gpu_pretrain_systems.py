@@ -184,7 +184,7 @@ def our_system(settings: PretrainSettings, pieces: int, engine: Engine, compiled
     def step(number: int) -> None:
         stepper.step(batches[number % BATCHES], RATE)
 
-    return System(step, stepper.settle)  # which raises where a loss was not finite
+    return System(step, stepper.synchronize)  # which raises where a loss was not finite
 
 
 def their_system(

@@ -123,7 +123,10 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'bertsmith' has no attribute '{name}'")
+        from bertsmith.base.settings import nearest
+
+        message = f"module 'bertsmith' has no attribute '{name}': {nearest(name, _HOME)}"
+        raise AttributeError(message, name=name)  # without obj Python adds no hint of its own
     return getattr(importlib.import_module(f"bertsmith.{_HOME[name]}"), name)
 
 

@@ -1,6 +1,7 @@
 """Files and folders are whole or absent, whatever stops the writer."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -8,8 +9,11 @@ import signal
 import pytest
 
 from bertsmith.base.files import (
+    FOLDER_LOCK,
     atomic_file,
     atomic_folder,
+    locked_folder,
+    nearby,
     read_json,
     read_json_object,
     read_sealed_json,
@@ -20,7 +24,7 @@ from bertsmith.base.files import (
     write_text,
 )
 
-from ..tiny import python, write
+from ..tiny import contents, python, write
 
 
 def names(folder):
@@ -161,3 +165,35 @@ for number in range(1, 4):
 """
     ran = python(program, BERTSMITH_KILL_AT=where)
     assert (ran.code, ran.out.split()) == (code, passed.split())
+
+
+def test_the_lock_of_a_holder_that_ends_is_no_lock(tmp_path, monkeypatch):
+    """Its file is gone when this process has locked it: another one would lock a new file."""
+    lock, tries = fcntl.flock, []
+
+    def late(descriptor, how):
+        lock(descriptor, how)
+        if not tries:
+            (tmp_path / "s" / FOLDER_LOCK).unlink()
+        tries.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked_folder(tmp_path / "s"):
+        with pytest.raises(ValueError, match="in use"), locked_folder(tmp_path / "s"):
+            pass
+        assert len(tries) == 2
+    assert not (tmp_path / "s").exists()  # nothing was written into it
+
+
+def test_a_killed_holder_is_in_nobodys_way(tmp_path):
+    for name in (FOLDER_LOCK, "kept"):
+        write(tmp_path / name, b"")
+    with locked_folder(tmp_path):
+        pass
+    assert list(contents(tmp_path)) == ["kept"]
+
+
+def test_an_absent_path_is_told_its_neighbour(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    assert nearby(tmp_path / "review") == " (did you mean 'reviews'?)"
+    assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""

@@ -107,7 +107,7 @@ def test_its_vocabulary_is_extended(config, tokenizer, tmp_path):
     [
         ({"model": None}, "config.json: no 'model' with the settings of the model"),
         ({"rotary": True}, "config.json: unknown setting 'rotary'"),
-        ({"num_layers": 0}, "num_layers = 0: must be 1 to 10,000,000"),
+        ({"num_layers": 0}, "`num_layers=0`: must be 1 to 10,000,000"),
         ({"num_layers": 3}, "config.json says 3 layers, but the weights hold 2"),
         ({"gated": "yes"}, "config.json: gated = 'yes': expected"),
         ({"pre_norm": True}, "the weights lack 'bert.encoder.final_norm.weight'"),

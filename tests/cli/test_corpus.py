@@ -44,6 +44,24 @@ def test_command_builds_a_store(words, text, tmp_path):
     assert store.train.num_documents + store.held_out.num_documents == 30
 
 
+@pytest.mark.parametrize(
+    ("documents", "told"),
+    [
+        ([f"w{k} w{k + 1}" for k in range(30)], "1.0 sentences on average, and 30 have one"),
+        (
+            [f"w{k}" + "\nw1 w2" * 4 * (k >= 16) for k in range(30)],
+            "2.9 sentences on average, and 16 have",
+        ),
+        ([f"w{k}\nw{k + 1}" for k in range(30)], None),
+    ],
+)
+def test_paragraphs_taken_for_documents_are_warned_of(words, text, documents, told):
+    write(text, "\n\n".join(documents))
+    said = bertsmith(*words, "--workers", 1, "--held-out", 0.2)
+    assert ("a blank line ends a document" in said) == (told is not None)
+    assert told is None or told in said
+
+
 def test_altered_letters_are_warned_of(words, text):
     write(text, "w1 w2 학교\n\n" * 9)
     said = bertsmith(*words, "--workers", 1, "--held-out", 0.5)

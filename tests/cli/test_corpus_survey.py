@@ -142,7 +142,7 @@ def test_an_older_list_stays_where_a_new_one_fails():
         ("corpus dedup a.txt a.txt --exact --out o", "a.txt: given twice"),
         ("corpus dedup empty.txt --exact --out o", "empty.txt: no text in it"),
         ("corpus dedup vocab --exact --out o", "vocab: no text files in this folder"),
-        (f"{DEDUP} o --workers -2", "--workers -2: e"),
+        (f"{DEDUP} o --workers -2", "--workers -2: must be at least 1"),
         (f"{TASKS} o --words 0", "words"),
         (f"{TASKS} o --least 0", "least"),
         ("corpus contamination a.txt --tasks no.tsv --out o", "no.tsv: no such file"),
@@ -151,7 +151,7 @@ def test_an_older_list_stays_where_a_new_one_fails():
         ("corpus report empty.txt --exact", "empty.txt: no text in it"),
         (f"{REPORT} --limit-mb 0", "--limit-mb 0.0: must be"),
         ("corpus report a.txt --similarity 2", "similarity = 2.0: expected"),
-        (f"{REPORT} --workers 0", "--workers 0: expected at least"),
+        (f"{REPORT} --workers 0", "--workers 0: must be at least"),
     ],
 )
 def test_refusals_touch_no_file(words, message):

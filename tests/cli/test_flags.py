@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from bertsmith.base.settings import Advanced, Alias, Metavar
 from bertsmith.cli.flags import as_flags, flags_in_errors, group_values, help_text, read_command
+from bertsmith.cli.inspect import Quickstart
 from bertsmith.cli.main import COMMANDS, ERRORS, class_name, main
 from bertsmith.cli.pretrain import Pretrain
 
@@ -82,6 +83,7 @@ def test_values_aliases_and_what_was_given():
         (["--lr", "fast"], "--rate fast: must be a number"),
         (["--kind=bran"], "--kind bran: must be flour or meal"),
         (["--keeps", "2"], "unknown flag '--keeps': did you mean '--keep'?"),
+        (["--kind"], "--kind has no value: give flour or meal"),
     ],
 )
 def test_a_wrong_value_is_told_what_is_wanted(words, message):
@@ -180,3 +182,26 @@ def test_an_error_of_the_system_stays():
     with pytest.raises(OSError) as caught, flags_in_errors(Grind, *ERRORS):
         raise OSError(28, "No space left on device", "`out`")
     assert (caught.value.errno, caught.value.filename) == (28, "`out`")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("fill x modal m --model m", "unexpected argument 'modal, m': did you mean '--model'?"),
+        ("predict r a.csv b.csv --out o", "argument 'b.csv': this command takes RUN INPUT"),
+        ("doctor extra", "unexpected argument 'extra': this command takes flags alone"),
+        ("compare a", "missing argument: RUN RUN"),
+        ("convert a --out b", "unknown flag '--out': known: none"),
+        ("corpus a --vocab v --out s --held-out 10", "corpus: --held-out 10.0: must be in [0, 1)"),
+        ("vocab report a --vocab v --limit-mb 0", "--limit-mb 0.0: must be above 0, and finite"),
+        ("vocab extend a --model m --out o --add -1", "--add -1: must be at least 0"),
+    ],
+)
+def test_what_the_parser_and_the_bounds_refuse_is_one_plain_line(words, message, capsys):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_the_size_of_a_vocabulary_has_the_flag_of_its_command():
+    assert as_flags("use `size=18` or less", Quickstart) == "use --vocab-size 18 or less"

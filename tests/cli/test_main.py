@@ -88,7 +88,7 @@ def test_flags_fill_the_settings(call):
         ("a -o v", "unknown flag '-o': did you mean '--out'?"),
         ("a --size 3", "missing --out"),
         ("--out v", "missing argument: INPUTS"),
-        ("a --out v --size", "Missing value for argument '--size'"),
+        ("a --out v --size", "--size has no value: give a whole number"),
         ("a --out v --size abc", "--size abc: must be a whole number"),
         ("a --out v --rate abc", "--rate abc: must be a number"),
         ("a --out v --kind huge", "--kind huge: must be mini or tiny"),

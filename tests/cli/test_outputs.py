@@ -49,6 +49,13 @@ def test_a_folder_below_a_file(words):
     assert line.endswith(f"{out} cannot be written: {place} is no folder: name another folder")
 
 
+def test_a_file_that_will_be_replaced_is_named(capsys):
+    Path("old.csv").write_text("mine")
+    check_outputs([], {"--out": Path("old.csv"), "--json": Path("new.json"), "--html": None})
+    assert capsys.readouterr().err == "--out old.csv is there: the new file will replace it\n"
+    assert Path("old.csv").read_text() == "mine"
+
+
 @pytest.mark.parametrize("words", FILES)
 def test_a_file_below_a_file_or_where_a_folder_is(words):
     words, out = words.split(), os.path.join("text.txt", "out.npy")

@@ -90,12 +90,12 @@ def test_a_run_of_another_size_on_resume(made, refuse, tmp_path):
         ("--learn-rate 1e-3", "", "'--learn-rate': did you mean '--learning-rate'?"),
         ("", "stepz = 3", "recipe.toml: unknown setting 'stepz': did you mean 'steps'?"),
         ("", "learn_rate = 0.1", "unknown setting 'learn_rate': did you mean 'learning_rate'?"),
-        ("", 'steps = "3"', "recipe.toml: steps = '3': expected int"),
+        ("", 'steps = "3"', "recipe.toml: steps = '3': expected a whole number"),
         ("", "steps 3", ["recipe.toml: not valid TOML", "line 1"]),
         ("--size tinny", "steps = 2", ["unknown size 'tinny'", "known are tiny"]),
         ("--minutes 1 --steps 2", "", "exactly one of --steps"),
         ("--minutes nan", "", "--minutes nan: must be above 0"),
-        ("--steps 2 --max-length 4", "", "pretrain: max_length = 4: a pair"),
+        ("--steps 2 --max-length 4", "", "pretrain: --max-length 4: a pair"),
     ],
 )
 def test_a_misspelt_or_impossible_setting(flags, recipe, says, made, refuse, tmp_path):
@@ -133,3 +133,13 @@ def test_going_on_without_a_model_to_go_on_from(made, refuse, tmp_path):
     for more in ((), ("--resume",)):  # a first start, by a script that always says --resume
         refuse(*words, "--config", "continue", *more, says="name it with --model MODEL")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("rnu", "so one begins; did you mean 'run'?"), ("x", "so one begins")]
+)
+def test_resume_names_the_run_that_may_be_meant(made, tmp_path, name, hint):
+    write(tmp_path / "run" / "run.json", "{}")
+    ran = cli(*made.words("pretrain", tmp_path / name), "--resume")
+    line = f"{tmp_path / name}: no run to resume yet, {hint}"
+    assert ran.code == 0 and line in ran.err.splitlines()

@@ -64,7 +64,7 @@ def test_an_evaluation_measures_what_was_measured(result, data):
     assert repr(found).startswith(f"Evaluation(accuracy {found.metrics['accuracy']:.4f}, ")
     assert repr(found).endswith("; 40 examples)")
     plain = json.loads(json.dumps(found.to_dict()))
-    assert list(plain) == ["metrics", "examples", "undefined", "labels", "confusion"]
+    assert list(plain) == ["metrics", "examples", "notes", "labels", "confusion"]
 
 
 def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
@@ -81,7 +81,7 @@ def test_a_loaded_model_keeps_its_columns(result, data, tmp_path):
     ("settings", "message"),
     [
         ({"epoch": 3}, r"^finetune\(\): unknown setting 'epoch': did you mean 'epochs'"),
-        ({"epochs": "3"}, r"^finetune\(\): epochs = '3': expected int"),
+        ({"epochs": "3"}, r"^finetune\(\): epochs = '3': expected a whole number"),
         ({"max_length": 64}, "^`max_length=64`: the model knows 32 positions"),
         ({"teacher_data": "x"}, "^`teacher_data`: only with `teacher`$"),
         (

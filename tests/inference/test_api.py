@@ -178,7 +178,15 @@ def test_an_answer_is_shown_in_a_line(runs, method):
         ("choose", (["a", "b"], [["c", "d"], ["e", "f", "g"]]), r"all 2, not \[2, 3\]"),
         ("embed", ("a", {"max_length": 99}), "^`max_length=99`: the model reads 3 to 32"),
         ("features", ("a", {"layers": "7"}), "^`layers='7'`: the model has the layers 0"),
-        ("features", ("a", {"pool": "mean"}), "^`pool='mean'`: known are none, sum"),
+        (
+            "features",
+            ("a", {"pool": "mean"}),
+            r"features\(\): pool = 'mean': expected none, sum or",
+        ),
+        ("classify", ("a", {"max_length": "x"}), r"classify\(\): unknown setting 'max_length'"),
+        ("classify", ("a", {"text_pairs": "x"}), "did you mean 'text_pair'"),
+        ("fill", ("a", {"top": "x"}), r"fill\(\): top = 'x': expected a whole number"),
+        ("embed", ("a", {"normalize": 1}), "normalize = 1: expected True or False"),
     ],
 )
 def test_settings_and_arguments_that_do_not_fit_are_named_as_python_does(
@@ -269,3 +277,51 @@ def test_choose_needs_no_columns_of_options(runs, tmp_path):
     model = bertsmith.load(folder)
     assert model.choose("the cat", options) == expected
     assert "choose" in repr(model)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bertsmith.load(3), "load(): model = 3: expected a text or a path"),
+        (lambda: bertsmith.load("m", devise="cpu"), "unknown setting 'devise': did you mean 'dev"),
+        (lambda: bertsmith.evaluate("m", 3), "evaluate(): data = 3: expected a text or a path"),
+        (
+            lambda: bertsmith.finetune("sst2", data=[1], model="m", out="o"),
+            "finetune(): data = [1]: expected a text or a path",
+        ),
+        (
+            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", lable="x"),
+            "finetune(): unknown setting 'lable': did you mean 'label'?",
+        ),
+        (
+            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", pooling=1),
+            "unknown setting 'pooling': did you mean 'pool'?",
+        ),
+        (
+            lambda: bertsmith.finetune("tag", data="no", model="no", out="o", pool="mean"),
+            "`pool`: without effect on a task of kind 'tag'",
+        ),
+        (lambda: bertsmith.pretrain("s", "o", stepz=3), "did you mean 'steps'?"),
+        (lambda: bertsmith.pretrain("s", "o", steps="x"), "pretrain(): steps = 'x': expected a wh"),
+        (lambda: bertsmith.pretrain("s", "o", dropout=2.0), "`dropout=2.0`: must be in [0, 1)"),
+    ],
+)
+def test_calls_that_cannot_be_are_refused_before_anything_is_opened(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers(runs):
+    predictor = bertsmith.load(runs / "books")
+    assert len(predictor.fill("the [MASK] sat", top=np.int64(2))[0]) == 2
+
+
+def test_a_misspelt_name_of_the_package_is_told_the_nearest():
+    with pytest.raises(AttributeError, match="has no attribute 'laod': did you mean 'load'"):
+        bertsmith.laod  # noqa: B018
+    assert not hasattr(bertsmith, "__wrapped__")
+
+
+def test_an_empty_text_is_answered_with_a_note(runs, capsys):
+    assert bertsmith.load(runs / "reviews").classify(["", "good"])[0].label in LABELS
+    assert capsys.readouterr().err == "1 of 2 texts are empty\n"

@@ -126,15 +126,15 @@ def test_a_model_of_questions_may_be_told_that_some_have_no_answer(tmp_path):
     squad = json.dumps({"data": [{"paragraphs": paragraphs}]})
     data, out = write(tmp_path / "dev.json", squad), tmp_path / "out.json"
     result = evaluate(answerer, data)
-    (reason,) = result["undefined"].values()
+    (reason,) = result["notes"].values()
     assert 'write "bertsmith": {"task": "squad2"} into its config.json' in reason
     assert result["metrics"]["no_answer_exact_match"] == 0
     shown = bertsmith("evaluate", answerer, "--data", data)
-    assert "no_answer_exact_match 0.0000  (no value: the model was not made for" in shown
+    assert "no_answer_exact_match 0.0000  (no value, counts 0: the model was not made for" in shown
 
     tell(answerer, {"task": "squad2", "thresholds": {"null_threshold": -1e6}})
     result = evaluate(answerer, data)
-    assert result["undefined"] == {} and result["metrics"]["no_answer_exact_match"] == 1
+    assert result["notes"] == {} and result["metrics"]["no_answer_exact_match"] == 1
     bertsmith("predict", answerer, data, "--out", out)
     assert json.loads(out.read_text()) == {"q0": "", "q1": ""}
 

@@ -63,10 +63,10 @@ def test_an_unknown_size_is_refused_by_name(size):
     [
         ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_heads 4"),
         ({"activation": "relu"}, "activation 'relu': known are 'gelu' and 'gelu_tanh'"),
-        ({"dropout": 1.0}, r"dropout = 1.0: must be in \[0, 1\)"),
-        ({"attention_dropout": -0.1}, r"attention_dropout = -0.1: must be in \[0, 1\)"),
-        ({"vocab_size": 0}, "vocab_size = 0: must be 1 to 10,000,000"),
-        ({"num_layers": 0}, "num_layers = 0: must be 1 to 10,000,000"),
+        ({"dropout": 1.0}, r"`dropout=1.0`: must be in \[0, 1\)"),
+        ({"attention_dropout": -0.1}, r"`attention_dropout=-0.1`: must be in \[0, 1\)"),
+        ({"vocab_size": 0}, "`vocab_size=0`: must be 1 to 10,000,000"),
+        ({"num_layers": 0}, "`num_layers=0`: must be 1 to 10,000,000"),
     ],
 )
 def test_an_impossible_configuration_is_refused(changes, message):

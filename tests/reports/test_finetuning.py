@@ -19,7 +19,22 @@ def words(page):
 def test_interval_is_that_of_scipy():
     values = [0.71, 0.74, 0.69, 0.75, 0.72]
     low, high = stats.t.interval(0.95, 4, loc=stats.tmean(values), scale=stats.sem(values))
-    assert student_interval(values) == pytest.approx((low, high))
+    assert student_interval("accuracy", values) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "ends"),
+    [
+        ("dev_mismatched_accuracy", [0.9, 1.0, 1.0], (0.8232, 1.0)),  # +- 4.3027 * 0.0577 / sqrt(3)
+        ("f1", [0.0, 0.0, 0.1], (0.0, 0.1768)),
+        ("matthews", [0.9, 1.0, 1.0], (0.8232, 1.0)),
+        ("matthews", [0.0, 0.0, 0.1], (-0.1101, 0.1768)),
+        ("mse", [0.9, 1.0, 1.0], (0.8232, 1.1101)),
+        ("held_out_loss", [0.0, 0.0, 0.1], (-0.1101, 0.1768)),
+    ],
+)
+def test_an_interval_ends_where_the_metric_does(name, values, ends):
+    assert student_interval(name, values) == pytest.approx(ends, abs=1e-4)
 
 
 def test_welch_is_that_of_scipy():

@@ -43,9 +43,12 @@ def test_classes(tuned, page):
 
 def test_a_metric_without_a_value_says_why(tuned, page):
     found = [answer("no", "no", 0.9, 0.1), answer("yes", "no", 0.7, 0.3)]
-    shown = {"metrics": {"matthews": 0.0}, "undefined": {"matthews": "every answer is 0"}}
+    shown = {
+        "metrics": {"matthews": 0.0},
+        "notes": {"matthews": "no value, counts 0: every answer is 0"},
+    }
     words, _ = page(tuned("classify", found, labels=["no", "yes"], **shown))
-    assert "matthews no value: every answer is 0" in words
+    assert "matthews no value, counts 0: every answer is 0" in words
 
 
 def test_options(tuned, page):

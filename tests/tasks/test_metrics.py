@@ -15,7 +15,7 @@ from bertsmith.tasks.metrics import (
     check_two_classes,
     compute_metrics,
     label_threshold,
-    undefined_metrics,
+    metric_notes,
 )
 
 TRUE = np.array([1, 1, 1, 0, 0, 0, 0, 1])
@@ -53,14 +53,18 @@ def test_sets_by_hand():
 def test_what_has_no_value_is_zero_with_a_reason(recwarn):
     constant = np.zeros(4, int), np.array([0, 1, 1, 0])
     assert compute_metrics(["f1", "matthews"], *constant, 2) == {"f1": 0.0, "matthews": 0.0}
-    assert undefined_metrics(["f1", "matthews"], *constant) == {"matthews": "every answer is 0"}
+    assert metric_notes(["f1", "matthews"], *constant) == {
+        "matthews": "no value, counts 0: every answer is 0"
+    }
     flat = np.full(3, 2.5), np.array([1.0, 2, 3])
     zero = {"pearson": 0.0, "spearman": 0.0}
     assert compute_metrics(["pearson", "spearman"], *flat, 0) == zero
     assert compute_metrics(["pearson", "spearman"], *flat[::-1], 0) == zero
-    assert undefined_metrics(["spearman", "mse"], *flat[::-1]) == {"spearman": "every label is 2.5"}
+    assert metric_notes(["spearman", "mse"], *flat[::-1]) == {
+        "spearman": "no value, counts 0: every label is 2.5"
+    }
     assert compute_metrics(["pearson"], np.ones(1), np.ones(1), 0) == {"pearson": 0.0}
-    assert undefined_metrics(["pearson", "spearman"], np.arange(3.0), np.arange(3.0)) == {}
+    assert metric_notes(["pearson", "spearman"], np.arange(3.0), np.arange(3.0)) == {}
     assert not recwarn.list
 
 
@@ -122,7 +126,7 @@ def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
         assert ours["accuracy"] == pytest.approx(counted_accuracy(true, guess), abs=1e-9)
         assert ours["macro_f1"] == pytest.approx(np.mean(each), abs=1e-9)
         assert ours["matthews"] == pytest.approx(counted_matthews(true, guess, classes), abs=1e-9)
-        if not undefined_metrics(["matthews"], guess, true):
+        if not metric_notes(["matthews"], guess, true):
             assert ours["matthews"] == sklearn.matthews_corrcoef(true, guess)
         if classes == 2:
             assert ours["f1"] == pytest.approx(each[1], abs=1e-9)
@@ -139,7 +143,7 @@ def test_1000_generated_cases_equal_the_libraries_and_the_formulas():
             assert ours["pearson"] == stats.pearsonr(true, guess).statistic
             assert ours["spearman"] == stats.spearmanr(true, guess).statistic
         else:
-            assert undefined_metrics(["pearson"], guess, true)
+            assert metric_notes(["pearson"], guess, true)
     for number in range(300):
         true, guess, classes = generated("multilabel", number)
         ours = compute_metrics(["micro_f1", "macro_f1", "accuracy"], guess, true, classes)
@@ -252,3 +256,18 @@ def test_three_classes_have_no_one_threshold():
     check_two_classes(["a", "b"])
     with pytest.raises(ValueError, match="`tune_thresholds`: for two classes .* are 3 classes"):
         check_two_classes(["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "absent"),
+    [
+        ([0, 1, 1], [0, 1, 2], "c"),  # given by the model, but no example has it
+        ([0, 1, 2], [0, 0, 0], None),
+        ([[True, False, False], [True, True, False]], [[True, False, True]] * 2, "c"),
+    ],
+)
+def test_classes_that_macro_f1_counts_0_are_named(labels, predicted, absent):
+    found = metric_notes(["macro_f1"], np.array(predicted), np.array(labels), "abc")
+    told = {"macro_f1": f"counts 0 for each class without an example: {absent}"}
+    assert found == (told if absent else {})
+    assert metric_notes(["accuracy"], np.array(predicted), np.array(labels), "abc") == {}

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.settings import nearest
+
 _armed: dict[str, Any] = {"place": "", "left": 0}
 
 
@@ -95,6 +97,15 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def nearby(path: Path, holds: str = "") -> str:
+    """The end of a message on an absent path: a neighbour of nearly its name, or nothing.
+
+    `holds`: what such a neighbour has in it.
+    """
+    hint = nearest(path.name, [one.name for one in path.parent.glob("*") if (one / holds).exists()])
+    return f" ({hint})" if hint.startswith("did you mean") else ""
 
 
 @contextmanager

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import json
 import math
+import numbers
+import os
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 Settings = TypeVar("Settings")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Marker(str):
@@ -66,18 +71,22 @@ def check_bounds(settings: Any) -> None:
             value = getattr(settings, name)
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int | float) and not bounds.holds(number):
-                    raise ValueError(f"{name} = {number}: {bounds.words}")
+                    raise ValueError(f"`{name}={number}`: {bounds.words}")
 
 
 LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-# What TOML and JSON may hold for a type, where it is not the type itself.
+# What may stand for a type besides itself, in TOML and JSON or from NumPy.
 ACCEPTED: dict[Any, Any] = {
-    **{float: (int, float), Path: (str, Path), dict: Mapping},
+    **{int: numbers.Integral, float: numbers.Real, Path: (str, os.PathLike), dict: Mapping},
     **dict.fromkeys((tuple, list), (list, tuple)),
+}
+EXPECTED: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", str: "a text", Path: "a path"},
+    **{bool: "True or False", Iterable: "a list", Sequence: "a list"},
 }
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """A hint: the closest known word, or all of them.
 
     >>> nearest("leraning_rate", ["learning_rate", "seed"])
@@ -89,8 +98,10 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     """
     known = list(known)
     within = [word for word in known if _parts(word) and _parts(word) <= _parts(name)]
-    close = difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9) or (
+        difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
+    )
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def _parts(name: str) -> set[str]:
@@ -120,7 +131,50 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
     ]
     if missing:
         raise ValueError(f"{source}: missing setting {', '.join(missing)}")
-    return kind(**converted)  # type: ignore[return-value]
+    try:
+        return kind(**converted)  # type: ignore[return-value]
+    except ValueError as error:  # of bounds, or of settings together
+        raise ValueError(f"{source}: {error}") from error
+
+
+def checked(fields: type | None = None) -> Callable[[Function], Function]:
+    """Make a public function refuse unknown keywords, and arguments that its types do not allow.
+
+    `fields`: a settings dataclass whose fields are keywords as well.
+
+    >>> @checked()
+    ... def fill(text: str, top: int = 5) -> None: ...
+    >>> fill("a", top="x")
+    Traceback (most recent call last):
+    ValueError: fill(): top = 'x': expected a whole number
+    """
+
+    def decorated(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+
+        @functools.cache
+        def hints() -> dict[str, Any]:
+            own = typing.get_type_hints(function)
+            named = {
+                k: own[k]
+                for k, one in parameters.items()
+                if k in own and one.kind != one.VAR_KEYWORD
+            }
+            return {**(typing.get_type_hints(fields) if fields else {}), **named}
+
+        @functools.wraps(function)
+        def call(*given: Any, **keywords: Any) -> Any:
+            for name, value in {**dict(zip(parameters, given, strict=False)), **keywords}.items():
+                if name in hints():
+                    _convert(hints()[name], value, f"{call.__name__}(): {name}")
+                elif name != "self":
+                    unknown = f"{call.__name__}(): unknown setting '{name}'"
+                    raise ValueError(f"{unknown}: {nearest(name, hints())}")
+            return function(*given, **keywords)
+
+        return call  # type: ignore[return-value]
+
+    return decorated
 
 
 def read_toml(kind: type[Settings], path: Path) -> Settings:
@@ -152,15 +206,41 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if _fits(option, value):
             kind = typing.get_origin(option) or option
             # TOML has no paths or tuples, and 1 stands for 1.0.
-            return kind(value) if kind in (Path, tuple, float) else value
-    expected = getattr(hint, "__name__", str(hint))
-    if origin is typing.Literal:
-        expected = "one of " + ", ".join(map(repr, parts))
-    raise ValueError(f"{where} = {value!r}: expected {expected}")
+            return kind(value) if kind in (Path, tuple, float, int) else value
+    raise ValueError(f"{where} = {value!r:.80}: expected {expected(hint)}")
+
+
+def expected(hint: Any) -> str:
+    """The kind of value that a type asks for.
+
+    >>> expected(int | typing.Literal["auto"] | None), expected(typing.Literal["best", "last"])
+    ('a whole number or auto', 'best or last')
+    >>> expected(tuple[int, ...])
+    'a whole number, or several'
+    """
+    if typing.get_origin(hint) in (list, tuple):
+        return f"{expected(typing.get_args(hint)[0])}, or several"
+    kinds = ((typing.get_origin(option) or option, option) for option in options(hint))
+    words = [EXPECTED.get(kind) or getattr(kind, "__name__", word) for kind, word in kinds]
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def options(hint: Any) -> list[Any]:
+    """The types of a union without None, and the words of its literals."""
+    found: list[Any] = []
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    for option in typing.get_args(hint) if is_union else (hint,):
+        if typing.get_origin(option) is typing.Literal:
+            found += map(str, typing.get_args(option))
+        elif option is not type(None):
+            found.append(option)
+    return found
 
 
 def _fits(option: Any, value: Any) -> bool:
     kind = typing.get_origin(option) or option
+    if kind is Any:
+        return True
     if kind is typing.Literal:
         return value in typing.get_args(option)
     if isinstance(value, bool):  # for Python an int as well

@@ -175,7 +175,7 @@ def longer_table(table: Tensor, positions: int, generator: torch.Generator) -> T
     They are drawn with the mean and standard deviation of the old rows in each column. Copies of
     the old rows, as in Longformer (Beltagy et al. 2020, arXiv 2004.05150, section 5), need
     attention in a window: a BERT confuses each token with its twin P positions away, and loses what
-    it knew of the first P too (docs/how-to/long-texts.md has the figures).
+    it knew of the first P too (docs/reference/results.md has the figures).
 
     >>> table = torch.tensor([[1.0], [3.0]])
     >>> longer_table(table, 4, torch.Generator().manual_seed(1)).shape

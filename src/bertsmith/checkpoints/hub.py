@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bertsmith.base.settings import nearest
-from bertsmith.checkpoints.run_folder import SETTINGS_FILE
+from bertsmith.base.files import nearby
 
 HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "config.json",
@@ -35,21 +34,15 @@ def open_model_folder(name: str | Path) -> Path:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            if (folder / SETTINGS_FILE).exists():
+            if (folder / "run.json").exists():
                 raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
             raise ValueError(f"{folder}: no config.json, so not a folder with a model")
         return folder
     if folder.exists():
         raise ValueError(f"{folder}: a file, not a model: name the folder that holds it")
     if not HUB_NAME.fullmatch(str(name)):
-        raise ValueError(f"{folder}: no such folder{_near_model(folder)}")
+        raise ValueError(f"{folder}: no such folder{nearby(folder, 'config.json')}")
     return _download(str(name))
-
-
-def _near_model(folder: Path) -> str:
-    """The end of a message: a folder with a model and nearly the same name, if there is one."""
-    hint = nearest(folder.name, [file.parent.name for file in folder.parent.glob("*/config.json")])
-    return f" ({hint})" if hint.startswith("did you mean") else ""
 
 
 def _download(name: str) -> Path:
@@ -62,7 +55,7 @@ def _download(name: str) -> Path:
         RepositoryNotFoundError,
     )
 
-    hub, near = constants.ENDPOINT, _near_model(Path(name))
+    hub, near = constants.ENDPOINT, nearby(Path(name), "config.json")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except GatedRepoError as error:  # one of the next kind, too

@@ -136,7 +136,9 @@ class RunFolder:
         if self.kind() == kind and not (self.path / RESULT_FILE).exists():
             return
         if self.exists():
-            raise ValueError(f"{self.path} holds a run already: name another `out`")
+            is_finished = self.kind() and (self.path / RESULT_FILE).exists()
+            held = "a finished run, ready to use" if is_finished else "a run already"
+            raise ValueError(f"{self.path} holds {held}: name another `out`")
         for name in WRITTEN:
             if (self.path / name).exists():
                 raise ValueError(

@@ -47,10 +47,13 @@ class Corpus(BuildSettings):
 def run_corpus(settings: Corpus) -> None:
     import time
 
+    import numpy as np
+
     from bertsmith.base.terminal import counted
     from bertsmith.cli.flags import as_flags
     from bertsmith.cli.vocab import Vocab
     from bertsmith.corpus.build.build import build_store
+    from bertsmith.corpus.store.store import TokenStore
     from bertsmith.corpus.store.verify import built_for
     from bertsmith.text.readers.documents import sample_lines
     from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -64,6 +67,8 @@ def run_corpus(settings: Corpus) -> None:
         print(as_flags(warning, Vocab), flush=True)
     with built_for(settings.out) as folder:
         manifest = build_store(settings.inputs, tokenizer, folder, _with_workers(settings))
+        shards = TokenStore.open(folder).shards
+        single = sum(int((np.diff(shard.documents) == 1).sum()) for shard in shards)
     seconds = time.monotonic() - started
     megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
     print(
@@ -75,19 +80,21 @@ def run_corpus(settings: Corpus) -> None:
     print(f"{megabytes:,.1f} MB in {seconds:,.1f} s ({megabytes / seconds:,.1f} MB/s)")
     if held_out["documents"] < 2:
         print("warning: too few documents held out to measure on: raise --held-out")
+    mean = manifest["sentences"] / manifest["documents"]
+    if mean < 2 or single > manifest["documents"] / 2:
+        print(
+            f"warning: documents have {mean:.1f} sentences on average, and {single:,} have one: a "
+            "blank line ends a document, so take those between paragraphs out; in a table put a "
+            "whole document into a row"
+        )
 
 
 def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
-    """The given number, or by default one a core, and one alone for files below 64 MiB.
-
-    Errors: ValueError for fewer than one.
-    """
+    """The given number, or by default one a core, and one alone for files below 64 MiB."""
     from bertsmith.base.processes import usable_cores
     from bertsmith.text.readers.documents import input_files, input_size
 
     if given is not None:
-        if given < 1:
-            raise ValueError(f"--workers {given}: expected at least 1")
         return given
     size = sum(map(input_size, input_files(inputs)))
     return usable_cores() if size > SMALL else 1

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Count, Metavar, Positive
 from bertsmith.cli.flags import TextInput
 
 
@@ -37,9 +37,9 @@ class CorpusReport(TextInput):
     html: Path | None = None
     """Page to write, one file that needs nothing beside itself."""
 
-    limit_mb: float | None = None
+    limit_mb: Annotated[float | None, Positive] = None
     """Read only the first so many million bytes of text."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that compare documents; by default one a core, one for files below 64 MiB."""
 
 
@@ -53,8 +53,6 @@ def run_corpus_report(settings: CorpusReport) -> None:
     from bertsmith.text.readers.documents import input_files, no_text
 
     check_outputs(input_files(settings.inputs), {"--json": settings.json, "--html": settings.html})
-    if settings.limit_mb is not None and not settings.limit_mb > 0:
-        raise ValueError(f"--limit-mb {settings.limit_mb}: must be more than 0")
     check_similarity(settings.similarity)
     figures = corpus_statistics(
         settings.inputs,
@@ -137,7 +135,7 @@ class CorpusDedup(TextInput):
     """Only equal texts, for which rensa is not needed."""
     similarity: float = 0.6
     """Least similarity of near duplicates, from 0.5 on."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes; by default one a core, and one for files below 64 MiB."""
 
 
@@ -213,11 +211,11 @@ class CorpusContamination:
     """Files of evaluation sets: json, jsonl, csv, tsv, txt, or CoNLL columns."""
     out: Path
     """File to write the list to."""
-    words: int = 13
+    words: Annotated[int, Count] = 13
     """Words of a run."""
-    least: int = 1
+    least: Annotated[int, Count] = 1
     """Runs a document must share to be listed."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes; by default one a core, and one for files below 64 MiB."""
     text_column: str = "text"
     """Column of jsonl, csv, tsv and parquet files of the corpus that holds the text."""
@@ -237,9 +235,6 @@ def run_corpus_contamination(settings: CorpusContamination) -> None:
     from bertsmith.corpus.contamination import EvaluationIndex
     from bertsmith.text.readers.documents import input_files, no_text
 
-    for name in ("words", "least"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} {getattr(settings, name)}: expected at least 1")
     read = [*input_files(settings.inputs), *settings.tasks]
     check_outputs(read, {"--out": settings.out, "--json": settings.json})
     workers = chosen_workers(settings.workers, settings.inputs)

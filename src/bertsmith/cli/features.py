@@ -53,7 +53,8 @@ class Embed(Answering):
     model: str
     """Run directory, Hugging Face folder or hub name."""
     out: Path
-    """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line)."""
+    """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line). A file that is there is
+    replaced, once the new one is whole."""
     pool: Literal["mean", "cls", "max"] | None = None
     """Mean of the tokens, the vector at [CLS] or the tokens' largest values. Default: as trained,
     else mean."""
@@ -137,13 +138,13 @@ def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None
 def _check(settings: Embed, whitening_file: Path | None) -> None:
     if settings.out.suffix not in OUTPUTS:
         raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
-    check_outputs([Path(settings.input), whitening_file], {"--out": settings.out})
     if settings.normalize and settings.no_normalize:
         raise ValueError("--normalize, --no-normalize: give one of them")
     if settings.prompt is not None and settings.no_prompt:
         raise ValueError("--prompt, --no-prompt: give one of them")
     if settings.dimensions is not None and settings.whiten is None:
         raise ValueError(f"--dimensions {settings.dimensions}: only with --whiten")
+    check_outputs([Path(settings.input), whitening_file], {"--out": settings.out})
 
 
 @contextmanager

@@ -103,6 +103,6 @@ def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:
         mean, deviation = mean_and_std(values)
         words.append(f"{name} {mean:.4f}")
         if len(values) >= FEWEST_SEEDS:
-            low, high = student_interval(values)
+            low, high = student_interval(name, values)
             words[-1] += f" +- {deviation:.4f} (95% interval {low:.4f} to {high:.4f})"
     return f"mean of {len(figures)} seeds: " + ", ".join(words)

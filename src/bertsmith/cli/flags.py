@@ -24,13 +24,20 @@ import itertools
 import re
 import shutil
 import textwrap
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from bertsmith.base.settings import Advanced, Alias, Metavar, nearest
+from bertsmith.base.settings import (
+    Advanced,
+    Alias,
+    Metavar,
+    check_bounds,
+    expected,
+    nearest,
+    options,
+)
 
 OTHER_NAMES = {  # what other programs call a flag
     "--paper-adam": "--optimizer paper-adam",
@@ -38,7 +45,6 @@ OTHER_NAMES = {  # what other programs call a flag
 }
 WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
 VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
-EXPECTED: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 STRINGS = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 SETTING = re.compile(rf"`(\w+)(?:=({STRINGS}|[^`]+))?`")  # as Python writes it
@@ -156,6 +162,7 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
             filled = tyro.cli(command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
     except SystemExit:
         raise ValueError(_explained(box.getvalue(), command, words)) from None
+    check_bounds(filled)
     for flag in command_flags(command):
         if flag.is_required and getattr(filled, flag.field) == []:
             raise ValueError(f"missing argument: {flag.flag}")
@@ -244,29 +251,25 @@ def _explained(box: str, command: type, words: Sequence[str]) -> str:
     rows = [row.strip("│ ") for row in box.splitlines()]
     start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
     message = " ".join(itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:]))
+    flags = command_flags(command)
+    if over := re.fullmatch("Unrecognized options: (.+)", message):
+        hint = nearest(over[1], [flag.flag for flag in flags if not flag.is_positional])
+        taken = " ".join(flag.flag for flag in flags if flag.is_positional) or "flags alone"
+        hint = hint if hint.startswith("did you mean") else f"this command takes {taken}"
+        return f"unexpected argument '{over[1]}': {hint}"
+    if message.startswith("Missing from "):
+        return f"missing argument: {' '.join(f.flag for f in flags if f.is_positional)}"
     named = re.search(r"(?:Error parsing |for argument '?)(--[a-z-]+|[A-Z.]+)", message)
-    flag = next((f for f in command_flags(command) if named and f.flag == named[1]), None)
-    if flag is None or "Missing value" in message:
+    flag = next((f for f in flags if named and f.flag == named[1]), None)
+    if flag is None:
         prefix = f"Error parsing {command.__name__}: "  # the dataclass itself refused its values
         return message.removeprefix(prefix).replace("from  ", "")
+    if "Missing value" in message:
+        return f"{flag.flag} has no value: give {expected(flag.hint)}"
     value = re.search(
         r"(?:from \[|literal for int\(\) .*: |to float: |invalid choice )'([^']*)'", message
     )
     return f"{flag.flag} {value[1] if value else ''}".rstrip() + f": must be {expected(flag.hint)}"
-
-
-def expected(hint: Any) -> str:
-    """The kind of value that a type asks for.
-
-    >>> expected(int | Literal["auto"] | None), expected(Literal["best", "last"])
-    ('a whole number or auto', 'best or last')
-    >>> expected(tuple[int, ...])
-    'a whole number, or several'
-    """
-    if typing.get_origin(hint) in (list, tuple):
-        return f"{expected(typing.get_args(hint)[0])}, or several"
-    words = [EXPECTED.get(word) or getattr(word, "__name__", word) for word in _options(hint)]
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def help_text(
@@ -342,20 +345,8 @@ def _value(field: str, hint: Any) -> str:
     if typing.get_origin(hint) in (list, tuple):
         return _value(field, typing.get_args(hint)[0]) + "..."
     metavar = field.rpartition("_")[2].upper()
-    options = _options(hint)
-    return "|".join(o if isinstance(o, str) else VALUES.get(o, metavar) for o in options)
-
-
-def _options(hint: Any) -> list[Any]:
-    """The types of a union without None, and the words of its literals."""
-    found: list[Any] = []
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    for option in typing.get_args(hint) if is_union else (hint,):
-        if typing.get_origin(option) is Literal:
-            found += map(str, typing.get_args(option))
-        elif option is not type(None):
-            found.append(option)
-    return found
+    words = (o if isinstance(o, str) else VALUES.get(o, metavar) for o in options(hint))
+    return "|".join(words)
 
 
 def _title(group: type, command: type) -> str:

@@ -175,7 +175,7 @@ def described(found: dict[str, Any]) -> str:
     lines += [f"device     {name}" for name in found["accelerators"]]
     lines += ["", "matmul of large square matrices:"]
     lines += [f"  {name:<16} {rate:>10,.1f} GFLOP/s" for name, rate in found["gigaflops"].items()]
-    if times := found["products"]:
+    if times := found["matmul_times"]:
         took = ", ".join(f"{name} {took:g} ms" for name, took in times["milliseconds"].items())
         lines += [f"matmuls of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
         lines += [f"  {took}: --precision auto-int8 takes {times['taken']} at this size"]
@@ -215,6 +215,8 @@ class Quickstart(QuickstartSettings):
     It trains a vocabulary, builds a token store, pre-trains a small BERT, fills masks, fine-tunes a
     classifier against the same network from scratch, and writes a report to open in a browser.
     """
+
+    arguments = {"size": "vocab_size"}  # of the library's `train_vocabulary`
 
     out: Path = Path("quickstart")
     """Folder for everything; an earlier quickstart in it is replaced."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
-    """Check the files that a command will write, before hours of work.
+    """Check the files that a command will write, before hours of work; name those it replaces.
 
     read: paths and remote files; outputs: flag -> file.
 
@@ -28,6 +29,8 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
             trouble = "is a URL, and is written on this machine"
         if trouble:
             raise ValueError(f"{flag} {out} {trouble}: name another file")
+        if out.is_file():
+            print(f"{flag} {out} is there: the new file will replace it", file=sys.stderr)
         taken[out.resolve()] = "is written under another flag"
 
 

@@ -151,7 +151,8 @@ class Predict(Answering):
     first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
     parquet or CoNLL columns; questions: also SQuAD's .json."""
     out: Path
-    """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json."""
+    """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json.
+    A file that is there is replaced, once the new one is whole."""
     submission: bool = False
     """The input is a GLUE test file: write what the GLUE server takes into the folder --out."""
     text: str | None = None
@@ -354,7 +355,7 @@ def show_metrics(result: dict[str, Any]) -> None:
     """Print the metrics, those of every split where there are two, then the confusion matrix."""
     from bertsmith.reports.finetuning import is_share
 
-    undefined = result.get("undefined", {})
+    notes = result.get("notes", {})
     metrics = result["metrics"]
     for name in [name for name in metrics if not name.endswith("_cases")]:
         beside = ""
@@ -362,8 +363,8 @@ def show_metrics(result: dict[str, Any]) -> None:
             beside = of_cases(cases)
         elif is_share(name):
             beside = of_cases(result["examples"], "examples")
-        if name in undefined:
-            beside = f"  (no value: {undefined[name]})"
+        if name in notes:
+            beside = f"  ({notes[name]})"
         print(f"{name:<20} {metrics[name]:.4f}{beside}")
     for split, metrics in result.get("splits", {}).items():
         print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))

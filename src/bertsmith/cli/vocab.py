@@ -14,7 +14,7 @@ import tyro
 
 import bertsmith
 from bertsmith.base.processes import usable_cores
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Count, Metavar, NotNegative, Positive
 from bertsmith.cli.flags import TextInput, as_flags
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
@@ -165,7 +165,7 @@ class VocabReport(TextInput):
     """File to write all figures to."""
     plot: Path | None = None
     """Picture to draw: a .png or .svg file."""
-    limit_mb: float | None = None
+    limit_mb: Annotated[float | None, Positive] = None
     """Read only the first so many million bytes of text."""
 
 
@@ -182,8 +182,6 @@ def run_vocab_report(settings: VocabReport) -> None:
             raise ValueError(f"{flag} {out} is a file beside a vocabulary: name another file")
     if settings.plot:
         check_plot_path(settings.plot)
-    if settings.limit_mb is not None and not settings.limit_mb > 0:
-        raise ValueError(f"--limit-mb {settings.limit_mb}: must be more than 0")
     names = [name for name in (settings.vocab, settings.against) if name]
     if len(set(names)) < len(names):
         raise ValueError(f"--against {settings.against} is --vocab itself: name another vocabulary")
@@ -337,13 +335,13 @@ class VocabExtend(TextInput):
     """Model to extend: a run, a Hugging Face folder or hub name."""
     out: Path
     """Folder for the extended model; it must be new or empty."""
-    add: int | None = None
+    add: Annotated[int | None, NotNegative] = None
     """Pieces to choose. Default: 1,024, or as many as the text gives."""
     keep: Path | None = None
     """File with words, or parts of words as ##ing, to add besides those chosen: one a line."""
-    min_frequency: int = 5
+    min_frequency: Annotated[int, Count] = 5
     """Choose no piece that the text would use less often: its row could not be learned."""
-    workers: int | None = None
+    workers: Annotated[int | None, Count] = None
     """Processes that count words, by default one a core; the result is the same for any."""
 
 
@@ -354,10 +352,6 @@ def run_vocab_extend(settings: VocabExtend) -> None:
     from bertsmith.text.vocabulary.train import read_kept
 
     check_new_folder(settings.out)
-    least = {"add": 0, "min_frequency": 1, "workers": 1}
-    for name, minimum in least.items():
-        if (value := getattr(settings, name)) is not None and value < minimum:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be {minimum} or more")
     folder = open_model_folder(settings.model)
     tokenizer = bertsmith.Tokenizer.from_pretrained(folder)
     old, asked, frequency = tokenizer.vocabulary, settings.add, settings.min_frequency

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertsmith.base.files import nearby
 from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch
 from bertsmith.corpus.dedup import ngram_hashes, word_hashes
@@ -138,7 +139,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     if path.is_dir():
         raise ValueError(f"{path}: a folder: name the files of the evaluation set")
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     if kind == ".parquet":
         raise ValueError(f"{path}: give evaluation sets as json, jsonl, csv, tsv or txt")
     if unpacked_name(path).endswith(".json"):

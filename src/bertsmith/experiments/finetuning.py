@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bertsmith.base.settings import from_mapping
+from bertsmith.base.settings import checked, from_mapping
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.run_folder import RunFolder
@@ -26,7 +26,6 @@ from bertsmith.training.finetuning.request import (
     Request,
     check_flags,
     check_folders,
-    check_task_type,
     check_tokens_per_window,
     make_task,
     parse_seeds,
@@ -67,6 +66,7 @@ class FinetuneResult:
         return f"FinetuneResult({str(self.folder)!r}: {self.main_metric} {value:.4f}{more})"
 
 
+@checked(Request)
 def finetune(
     task: str,
     *,
@@ -125,7 +125,6 @@ def run_request(
     run.check_free(KIND)
     check_folders(out, request.data)
     task = make_task(request)
-    check_task_type(request, task.task_type)
     task_type = TASK_TYPES[task.task_type]
     # before much data is read
     engine = choose_engine(request.device, request.precision, request.threads)

@@ -19,16 +19,16 @@ def evaluate_on(
 ) -> dict[str, Any]:
     """Score the model by the metrics of its task on labelled data.
 
-    Returns {"metrics": {name: number}, "undefined": {name: reason} of those that have no value and
-    are 0, "examples": N} and, where the answers are classes, "labels": [names] and "confusion":
-    counts [true class][predicted class]. `on_batch` is given the number of rows done.
+    Returns {"metrics": {name: number}, "notes": {name: reason} of those that are 0, or partly, for
+    want of examples, "examples": N} and, where the answers are classes, "labels": [names] and
+    "confusion": counts [true class][predicted class]. `on_batch` is given the number of rows done.
     """
     task_type, model_task = predictor.task_type, predictor.model_task
     answers = predictor.predict(data, on_batch)
     records = task_type.to_records(answers, data, model_task)
     return {
         "metrics": task_type.measure(answers, data, model_task),
-        "undefined": task_type.undefined(answers, data, model_task),
+        "notes": task_type.notes(answers, data, model_task),
         "examples": len(data),
         "labels": list(model_task.label_names),
         **confusion(records, model_task.label_names),

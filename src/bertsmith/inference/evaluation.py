@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.settings import checked
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.model_task import read_model_task
@@ -24,8 +25,8 @@ class Evaluation:
     metrics: dict[str, float]
     """The task's, the main one first; all are fractions (0.91, not 91)."""
     examples: int
-    undefined: dict[str, str]
-    """Metrics that have no value and are 0, each with the reason."""
+    notes: dict[str, str]
+    """Metrics that are 0, or partly, for want of examples, each with the reason."""
     labels: list[str]
     """The classes, where answers are classes."""
     confusion: list[list[int]] | None = None
@@ -42,6 +43,7 @@ class Evaluation:
         return f"Evaluation({metrics}; {self.examples:,} examples)"
 
 
+@checked()
 def evaluate(
     model: str | Path | Predictor,
     data: str | Path,

@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from bertsmith.base.settings import checked
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.model_folder import LoadedModel, load_model, load_tokenizer, model_class
@@ -52,6 +53,7 @@ Texts = Iterable[str]
 METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
 
 
+@checked()
 def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
     """Open a run directory, a Hugging Face folder or a model of the Hugging Face hub.
 
@@ -83,13 +85,14 @@ class Predictor:
         self.tokenizer = load_tokenizer(folder)
 
     def __repr__(self) -> str:
-        """Such as <Predictor of runs/reviews: classify (bad, good); 2 layers of 128; cpu, bf16>."""
+        """Such as <Predictor of runs/sst: classify (bad, good), embed, features; 2 layers of 128;
+        cpu, bf16>."""
         try:
-            can = self.methods[0]
-            if can not in ("fill", "embed") and (names := self.model_task.label_names):
-                can += f" ({listed(names)})"
+            can = ", ".join(self.methods)
+            if self.methods[0] not in ("fill", "embed") and (names := self.model_task.label_names):
+                can = can.replace(",", f" ({listed(names)}),", 1)
         except ValueError:  # nothing says what its head is for
-            can = "embed"
+            can = "embed, features"
         shape = f"{self.config.num_layers} layers of {self.config.hidden_size}"
         on = f"{self.engine.device}, {self.engine.precision}"
         return f"<Predictor of {self.folder}: {can}; {shape}; {on}>"
@@ -115,6 +118,7 @@ class Predictor:
     def classify(self, text: str, text_pair: str | None = None) -> Label | LabelSet: ...
     @overload
     def classify(self, text: Texts, text_pair: Texts | None = None) -> list[Label | LabelSet]: ...
+    @checked()
     def classify(
         self, text: str | Texts, text_pair: str | Texts | None = None
     ) -> Label | LabelSet | list[Label | LabelSet]:
@@ -123,7 +127,8 @@ class Predictor:
             bertsmith.load("runs/reviews").classify("A fine film.")
             Label(label='good', confidence=0.981)
 
-        A text longer than in training is treated as it was there.
+        A text longer than in training is treated as it was there; an empty one is answered, and a
+        line on stderr says so.
 
         Errors: ValueError for single texts where the model was trained on pairs, and the reverse.
         """
@@ -138,6 +143,7 @@ class Predictor:
     def score(self, text: str, text_pair: str | None = None) -> float: ...
     @overload
     def score(self, text: Texts, text_pair: Texts | None = None) -> list[float]: ...
+    @checked()
     def score(self, text: str | Texts, text_pair: str | Texts | None = None) -> float | list[float]:
         """The number that a regression gives a text, or a pair.
 
@@ -165,12 +171,15 @@ class Predictor:
             return []
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "text", lines)
+        if note := examples.empty_note():
+            print(note, file=sys.stderr)
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
 
     @overload
     def tag(self, text: str) -> TaggedText: ...
     @overload
     def tag(self, text: Texts | Iterable[Texts]) -> list[TaggedText]: ...
+    @checked()
     def tag(self, text: str | Texts | Iterable[Texts]) -> TaggedText | list[TaggedText]:
         """The words of a text with their tags, and its entities.
 
@@ -195,6 +204,7 @@ class Predictor:
     def answer(self, question: str, context: str) -> AnswerSpan: ...
     @overload
     def answer(self, question: Texts, context: Texts) -> list[AnswerSpan]: ...
+    @checked()
     def answer(self, question: str | Texts, context: str | Texts) -> AnswerSpan | list[AnswerSpan]:
         """The span of a context that answers a question.
 
@@ -217,6 +227,7 @@ class Predictor:
     def choose(self, prompt: str, options: Texts) -> Choice: ...
     @overload
     def choose(self, prompt: Texts, options: Iterable[Texts]) -> list[Choice]: ...
+    @checked()
     def choose(
         self, prompt: str | Texts, options: Texts | Iterable[Texts]
     ) -> Choice | list[Choice]:
@@ -253,6 +264,7 @@ class Predictor:
     def fill(self, text: str, top: int = 5) -> list[list[FillCandidate]]: ...
     @overload
     def fill(self, text: Texts, top: int = 5) -> list[list[list[FillCandidate]]]: ...
+    @checked()
     def fill(self, text: str | Texts, top: int = 5) -> list[Any]:
         """The `top` likeliest pieces at each [MASK] of a text, a list a mask, best first.
 
@@ -267,6 +279,7 @@ class Predictor:
         """
         return _as_given(text, self.filler.pieces(as_texts(text, "text"), top))
 
+    @checked()
     def embed(
         self,
         text: str | Texts,
@@ -292,6 +305,7 @@ class Predictor:
         vectors, _ = embed(self, texts, pooling)
         return vectors[0] if isinstance(text, str) else vectors
 
+    @checked()
     def features(
         self,
         text: str | Texts | Iterable[Texts],

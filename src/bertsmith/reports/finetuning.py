@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -51,17 +52,17 @@ def finetuning(run: Run) -> list[str]:
 def finetuning_figures(run: Run) -> str:
     """The metrics, means over the seeds, then data, time, kept step and size."""
     result = run.result
-    undefined, before = result.get("undefined") or {}, result.get("metrics_before") or {}
+    remarks, before = result.get("notes") or {}, result.get("metrics_before") or {}
     items = []
     for name in result.get("metrics") or next(iter(metrics_by_seed(run).values()), {}):
         if not (values := seed_values(run, name)):
             continue
-        notes = [f"no value: {undefined[name]}"] if name in undefined else []
+        notes = [remarks[name]] if name in remarks else []
         if name in before:
             notes = [f"before training {metric(name, before[name])}"]
         mean, std = format_mean(name, values)
         if len(values) > 1:
-            notes = [f"mean of {len(values)} seeds{std}"]
+            notes.insert(0, f"mean of {len(values)} seeds{std}")
         if is_share(name) and (cases := of_cases(result.get("dev_examples"), "dev examples")):
             notes.append(cases.strip())
         items.append((mean, metric_name(name), ", ".join(notes)))
@@ -198,16 +199,16 @@ def seed_table(seeds: Mapping[str, Mapping[str, Any]], best_seed: Any = None) ->
         for seed, metrics in seeds.items()
     ]
     columns = {name: [seed[name] for seed in seeds.values()] for name in names}
-    summaries: dict[str, Callable[[Sequence[float]], tuple[float, ...]]] = {}
+    summaries: dict[str, Callable[[str, Sequence[float]], tuple[float, ...]]] = {}
     if len(seeds) > 1:
-        summaries["mean"] = lambda values: mean_and_std(values)[:1]
+        summaries["mean"] = lambda _, values: mean_and_std(values)[:1]
     if len(seeds) >= FEWEST_SEEDS:
-        summaries["std"] = lambda values: mean_and_std(values)[1:]
+        summaries["std"] = lambda _, values: mean_and_std(values)[1:]
         summaries["95% interval of the mean"] = student_interval
-        summaries["lowest"] = lambda values: (min(values),)
-        summaries["highest"] = lambda values: (max(values),)
+        summaries["lowest"] = lambda _, values: (min(values),)
+        summaries["highest"] = lambda _, values: (max(values),)
     for word, figure in summaries.items():
-        cells = [[metric(name, end) for end in figure(column)] for name, column in columns.items()]
+        cells = [[metric(n, end) for end in figure(n, column)] for n, column in columns.items()]
         rows.append([word, *map(" to ".join, cells)])
     return html.table(["seed", *map(metric_name, names)], rows, total=len(summaries))
 
@@ -227,13 +228,18 @@ def restart_table(restarts: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any
     return html.note(note) + html.table([*names.values()], rows, left=3)
 
 
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95% interval of the mean by Student's t, for two values or more.
+def student_interval(name: str, values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a metric's mean by Student's t, for two values or more.
 
-    >>> [round(end, 3) for end in student_interval([1.0, 2.0, 3.0])]
-    [-0.484, 4.484]
+    It ends where the metric's range does.
+
+    >>> [round(end, 3) for end in student_interval("mse", [1.0, 2.0, 3.0])]
+    [0.0, 4.484]
     """
-    return _interval(lambda stats: stats.ttest_1samp(values, 0))
+    ranges = (known.bounds for part, known in METRICS.items() if part in name.lower())
+    least, most = next(ranges, (-math.inf, math.inf))
+    low, high = _interval(lambda stats: stats.ttest_1samp(values, 0))
+    return max(low, least), min(high, most)
 
 
 def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bertsmith.base.files import read_json_lines, read_json_object
+from bertsmith.base.files import nearby, read_json_lines, read_json_object
 from bertsmith.base.terminal import is_number
 
 Points = tuple[list[float], list[float]]  # x, y
@@ -111,7 +111,10 @@ def read_run(folder: Path) -> Run:
     run that there is no report on.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such run directory")
+        raise ValueError(
+            f"{folder}: no such run directory{nearby(folder, 'run.json')}: give a folder that "
+            "pretrain, finetune or quickstart wrote"
+        )
     if not (folder / "run.json").exists():
         raise ValueError(
             f"{folder}/run.json is missing: not a run directory "

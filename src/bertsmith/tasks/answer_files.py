@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import atomic_file, write_text
+from bertsmith.base.files import atomic_file, nearby, write_text
 from bertsmith.base.settings import nearest
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
@@ -100,7 +100,7 @@ def text_lines(source: str, column: str) -> list[str]:
     if source != "-":
         path = Path(source)
         if not path.is_file():
-            raise ValueError(f"{source}: no such file")
+            raise ValueError(f"{source}: no such file{nearby(Path(source))}")
         return [line for _, line in raw_lines(path, MAX_LINE)]
     # not sys.stdin itself: under LANG=C it lets bytes pass that are not UTF-8
     text = decode_text(sys.stdin.buffer.read(), "standard input")

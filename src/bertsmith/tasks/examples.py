@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from bertsmith.base.files import nearby
 from bertsmith.tasks.labels import (
     Cells,
     describe_balance,
@@ -134,7 +135,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
     if single := single_file(data):
         return single if split == "train" else None
     if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (`data`)")
+        raise ValueError(f"{data}: no such file or folder (`data`){nearby(data)}")
     stems = (split, *OTHER_NAMES.get(split, ()))
     names = [
         *task.files.get(split, ()),
@@ -197,14 +198,12 @@ def read_task(
 
     Rows without a label and broken ones are left out where the task says so.
     """
-    askers = {task.text: "`text`", task.text_pair: "`text_pair`"}
-    askers |= dict.fromkeys(task.options, "`options`")
+    roles = {task.text: "`text`", task.text_pair: "`text_pair`"}
+    roles |= dict.fromkeys(task.options, "`options`")
     if need_labels:
-        askers[task.label] = "`label`"
+        roles[task.label] = "`label`"
     is_own = task.name in OWN_KINDS
-    wanted = {
-        name: asker if is_own else f"task {task.name}" for name, asker in askers.items() if name
-    }
+    wanted = {name: role if is_own else f"task {task.name}" for name, role in roles.items() if name}
     columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 

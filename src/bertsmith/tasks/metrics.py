@@ -3,6 +3,7 @@ best by them: how probable a label must be to be the answer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.settings import nearest
+from bertsmith.tasks.labels import listed
+
+SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)  # least and most value of a metric
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,12 @@ class Metric:
     score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float] | None = None
     undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
     less_is_better: bool = False
-    is_share: bool = True  # of one; shown in percent
+    bounds: tuple[float, float] = SHARE
+
+    @property
+    def is_share(self) -> bool:
+        """Of one; shown in percent."""
+        return self.bounds == SHARE
 
 
 def check_metrics(names: Sequence[str], task_type: str, num_labels: int) -> None:
@@ -51,10 +60,10 @@ def compute_metrics(
 
     accuracy   the fraction that is correct; of several labels, of texts with all correct
     f1         F1 of class 1, for two classes (MRPC in GLUE: class "1" = paraphrase)
-    macro_f1   mean over all classes of their F1; a class nobody has or predicts counts 0
+    macro_f1   mean over all classes of their F1; a class without an example counts 0
     micro_f1   F1 of all (text, label) decisions together
 
-    Where a metric has no value it is 0, see `undefined_metrics`.
+    Where a metric has no value it is 0, see `metric_notes`.
 
     >>> compute_metrics(["accuracy"], np.array([1, 0, 1, 1]), np.array([1, 0, 0, 1]), 2)
     {'accuracy': 0.75}
@@ -84,16 +93,26 @@ def compute_metrics(
     return values
 
 
-def undefined_metrics(
-    names: Sequence[str], predicted: np.ndarray, labels: np.ndarray
+def metric_notes(
+    names: Sequence[str],
+    predicted: np.ndarray,
+    labels: np.ndarray,
+    label_names: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The metrics that have no value here and count 0, each with the reason.
+    """Metrics that have no value here and count 0, or of which a class does, each with the reason.
 
-    >>> undefined_metrics(["pearson", "mse"], np.array([2.0, 2.0]), np.array([1.0, 3.0]))
-    {'pearson': 'every answer is 2'}
+    >>> metric_notes(["pearson", "mse"], np.array([2.0, 2.0]), np.array([1.0, 3.0]))
+    {'pearson': 'no value, counts 0: every answer is 2'}
+    >>> metric_notes(["macro_f1"], np.array([0, 0]), np.array([0, 1]), "abc")
+    {'macro_f1': 'counts 0 for each class without an example: c'}
     """
     reasons = {name: METRICS[name].undefined(labels, predicted) for name in names}
-    return {name: reason for name, reason in reasons.items() if reason}
+    notes = {name: f"no value, counts 0: {reason}" for name, reason in reasons.items() if reason}
+    has = labels if labels.ndim == 2 else labels[:, None] == np.arange(len(label_names))
+    absent = [label_names[k] for k in np.flatnonzero(~np.any(has, axis=0)).tolist()]
+    if "macro_f1" in names and absent:
+        notes["macro_f1"] = f"counts 0 for each class without an example: {listed(absent)}"
+    return notes
 
 
 def _one_value(true: np.ndarray, guess: np.ndarray) -> str | None:
@@ -133,11 +152,13 @@ METRICS: dict[str, Metric] = {
         SETS, lambda scores, a, b, _: scores.f1_score(a.ravel(), b.ravel(), zero_division=0)
     ),
     "matthews": Metric(
-        CLASSES, _sklearn("matthews_corrcoef"), undefined=_one_value, is_share=False
+        CLASSES, _sklearn("matthews_corrcoef"), undefined=_one_value, bounds=CORRELATION
     ),
-    "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value, is_share=False),
-    "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value, is_share=False),
-    "mse": Metric(SCORES, _sklearn("mean_squared_error"), less_is_better=True, is_share=False),
+    "pearson": Metric(SCORES, _correlation("pearsonr"), undefined=_one_value, bounds=CORRELATION),
+    "spearman": Metric(SCORES, _correlation("spearmanr"), undefined=_one_value, bounds=CORRELATION),
+    "mse": Metric(
+        SCORES, _sklearn("mean_squared_error"), less_is_better=True, bounds=(0.0, math.inf)
+    ),
     "answer_f1": Metric(("answer",)),
     "exact_match": Metric(("answer",)),
     **{f"entity_{name}": Metric(("tag",)) for name in ("f1", "precision", "recall")},

@@ -106,7 +106,7 @@ def examine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "accelerators": [torch.cuda.get_device_name(d) for d in devices() if d.type == "cuda"],
         "gigaflops": rates,
-        "products": {"size": TYPICAL_SIZE, **times.record()} if times else None,
+        "matmul_times": {"size": TYPICAL_SIZE, **times.record()} if times else None,
         "checks": [plain(asdict(check) | {"passed": check.passed}) for check in checks],
         "warnings": [crowd] if threads > cores else [],
         "passed": all(check.passed for check in checks),

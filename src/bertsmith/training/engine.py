@@ -69,7 +69,7 @@ class Engine:
     encoder's layers in float8; "int8": with two of three products of these layers, on a CPU."""
     threads: int
     ranks: Ranks = SINGLE_PROCESS
-    product_times: MatmulTimes | None = None
+    matmul_times: MatmulTimes | None = None
     """The measurement by which "auto-int8" chose the precision."""
 
     @property
@@ -85,7 +85,7 @@ class Engine:
     @property
     def reason(self) -> str | None:
         """The reason for the precision, if it was measured, for the log."""
-        return self.product_times.line() if self.product_times else None
+        return self.matmul_times.line() if self.matmul_times else None
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Change how the model computes, not its parameters, where the precision asks for it."""

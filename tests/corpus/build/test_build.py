@@ -183,7 +183,7 @@ def test_a_file_with_a_name_that_is_not_utf_8_is_built(tmp_path, capsys):
     assert "finished before" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"job": null}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"spec": null}'])
 def test_a_damaged_record_is_named_with_the_remedy(make, tmp_path, content):
     write(tmp_path / "s" / build.BUILD, content)
     with pytest.raises(ValueError, match=r"corpus-build\.json.*; remove the folder and build it"):
@@ -285,32 +285,6 @@ def test_two_builds_into_one_folder_are_one_too_many(tmp_path):
 
     assert (build_made(out, documents())["documents"], refused) == (4, [0, 1, 2, 3])
     assert FOLDER_LOCK not in contents(out)
-
-
-def test_the_lock_of_a_holder_that_ends_is_no_lock(tmp_path, monkeypatch):
-    """Its file is gone when this process has locked it: another one would lock a new file."""
-    lock, tries = fcntl.flock, []
-
-    def late(descriptor, how):
-        lock(descriptor, how)
-        if not tries:
-            (tmp_path / "s" / FOLDER_LOCK).unlink()
-        tries.append(descriptor)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with locked_folder(tmp_path / "s"):
-        with pytest.raises(ValueError, match="in use"), locked_folder(tmp_path / "s"):
-            pass
-        assert len(tries) == 2
-    assert not (tmp_path / "s").exists()  # nothing was written into it
-
-
-def test_a_killed_holder_is_in_nobodys_way(tmp_path):
-    for name in (FOLDER_LOCK, "kept"):
-        write(tmp_path / name, b"")
-    with locked_folder(tmp_path):
-        pass
-    assert list(contents(tmp_path)) == ["kept"]
 
 
 def test_a_file_system_without_locks_is_written_with_a_warning(make, monkeypatch, capsys):

@@ -187,7 +187,7 @@ def test_segments_are_runs_of_one_document_each(make_store):
             assert owner[a[0]] == owner[b[0]] and a[0] < b[0]
 
 
-def test_one_very_long_document_is_reached_by_waypoints(make_store):
+def test_one_very_long_document_is_reached_by_the_pair_index(make_store):
     documents = [[[word] for word in range(3000)], [[3500, 3501]]]
     key = epoch_key(4)
     expected = all_pairs(documents, 4, 0.0, OurDraws(key))

@@ -389,12 +389,12 @@ FULL = {"max_length": 24, "max_predictions_per_seq": 22}
         (NSP, {"mask_replace_prob": 0.9, "random_replace_prob": 0.2}, "mask_replace_prob"),
         (NSP, {"masking": "phrase"}, "masking"),
         (NSP, {"nsp_sampling": "dirty"}, "nsp_sampling"),
-        (NSP, FULL, "max_length = 24 has 21 tokens.*1 to 21, or raise"),
-        ("ltr", MASKS, "mlm_probability = 0.3.*masks nothing: leave mlm_probability"),
-        ("ltr", {"masking": "span"}, "masking = span"),
-        ("ltr", {"max_predictions_per_seq": 9}, "max_predictions_per_seq = 9"),
-        ("mlm", {"short_seq_prob": 0.5}, "short_seq_prob = 0.5: .*mlm has no pairs.*take"),
-        ("mlm", {"nsp_sampling": "clean"}, "nsp_sampling = clean.*mlm has no pairs.*another"),
+        (NSP, FULL, "`max_length=24` has 21 tokens.*1 to 21, or raise"),
+        ("ltr", MASKS, "`mlm_probability=0.3`.*masks nothing: leave `mlm_probability`"),
+        ("ltr", {"masking": "span"}, "`masking=span`"),
+        ("ltr", {"max_predictions_per_seq": 9}, "`max_predictions_per_seq=9`"),
+        ("mlm", {"short_seq_prob": 0.5}, "`short_seq_prob=0.5`: .*mlm has no pairs.*take"),
+        ("mlm", {"nsp_sampling": "clean"}, "`nsp_sampling=clean`.*mlm has no pairs.*another"),
     ],
 )
 def test_impossible_settings_are_named(objective, values, message):

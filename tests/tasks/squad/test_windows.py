@@ -118,7 +118,7 @@ def test_bad_lengths():
         windows_of(questions, max_length=3)
     assert len(windows_of(questions, max_length=4)) == 1
     for name in ("doc_stride", "max_question_length"):
-        with pytest.raises(ValueError, match=f"{name} = 0: must be at least 1"):
+        with pytest.raises(ValueError, match=f"`{name}=0`: must be at least 1"):
             EncodingSettings(**{name: 0})
 
 

@@ -88,10 +88,10 @@ def test_scripts_and_examples():
 def test_what_the_warning_recommends():
     letters = counted(["ＡＢＣ 가나다"])
     uncased = Normalization(unicode="nfkc")
-    assert "with `preset='multilingual'` keeps" in letters.warning(uncased)
+    assert "with `strip_accents='none'` `unicode='none'` keeps" in letters.warning(uncased)
     cased = Normalization(lowercase=False, strip_accents="all", unicode="nfkc")
     assert "with `strip_accents='none'` `unicode='none'` keeps" in letters.warning(cased)
-    assert "with `unicode='none'` or" in letters.warning(COMPATIBILITY)
+    assert "with `unicode='none'` keeps" in letters.warning(COMPATIBILITY)
     assert "(Hangul" not in letters.warning(COMPATIBILITY)
     assert "\u0301 -> (none)" in counted(["\u0301"]).warning(GOOGLE_UNCASED)
 
@@ -182,7 +182,7 @@ def warning(text, normalization):
 def test_the_uncased_rules_are_warned_of(language, script, example):
     text = SENTENCES[language]
     said = warning(text, GOOGLE_UNCASED)
-    assert f"({script}" in said and "`strip_accents='none'` or `preset='multilingual'`" in said
+    assert f"({script}" in said and "`strip_accents='none'` keeps" in said
     latin = language in WITHOUT_LATIN_ACCENTS
     assert ("`strip_accents='latin'`" in said) != latin, "the setting helps other scripts only"
     assert bool(warning(text, LATIN)) == latin

@@ -175,12 +175,12 @@ def test_no_words(texts):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("min_frequency", -1, "min_frequency = -1: must be"),
-        ("max_alphabet", -1, "max_alphabet = -1: must be"),
-        ("reserve_unused", -1, "reserve_unused = -1: must be"),
-        ("coverage", 0.0, "coverage = .*: must be above 0 and at most 1"),
-        ("coverage", 1.01, "coverage = .*: must be above 0 and at most 1"),
-        ("coverage", -1.0, "coverage = .*: must be above 0 and at most 1"),
+        ("min_frequency", -1, "`min_frequency=-1`: must be"),
+        ("max_alphabet", -1, "`max_alphabet=-1`: must be"),
+        ("reserve_unused", -1, "`reserve_unused=-1`: must be"),
+        ("coverage", 0.0, "`coverage=.*`: must be above 0 and at most 1"),
+        ("coverage", 1.01, "`coverage=.*`: must be above 0 and at most 1"),
+        ("coverage", -1.0, "`coverage=.*`: must be above 0 and at most 1"),
     ],
 )
 def test_settings_out_of_range_are_named(setting, value, message):

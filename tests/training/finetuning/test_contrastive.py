@@ -199,7 +199,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
     lines = read_log(out / "log.jsonl")
     assert [line["event"] for line in lines].count("evaluate") == 6
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
-    assert "out holds a run already" in refused(*train_words(folder, data, out, *flags))
+    assert "out holds a finished run" in refused(*train_words(folder, data, out, *flags))
     with pytest.raises(ValueError, match="this model cannot classify, but embed, features"):
         bertsmith.load(out).classify(["one"])
 
@@ -226,7 +226,7 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
         ("--score s", "--score: only with --dev"),
         ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
         ("--batch-size 24", "batch_size = 24, negatives = 32"),
-        ("--epochs 0", "epochs = 0: must be at least 1"),
+        ("--epochs 0", "--epochs 0: must be at least 1"),
         ("--text-pair c", "no column 'c' for --text-pair"),
         ("--text-pair a", "column 'a' is named twice"),
         ("--data absent.csv", "absent.csv: no such file"),

@@ -21,26 +21,26 @@ PATIENT = FinetuneSettings(early_stopping_patience=2)
 @pytest.mark.parametrize(
     ("settings", "name", "value", "message"),
     [
-        (FINETUNE, "epochs", -1, "epochs = -1"),
-        (FINETUNE, "warmup_ratio", 1, "warmup_ratio = 1"),
-        (FINETUNE, "layer_decay", 1.5, "layer_decay = 1.5: must be above 0 and at most 1"),
-        (FINETUNE, "evals_per_epoch", -1, "evals_per_epoch = -1: must be at least 0"),
-        (FINETUNE, "checkpoint_every", 0, "checkpoint_every = 0: must be at least 1"),
-        (PATIENT, "keep", "last", "early_stopping_patience keeps the weights best"),
+        (FINETUNE, "epochs", -1, "`epochs=-1`"),
+        (FINETUNE, "warmup_ratio", 1, "`warmup_ratio=1`"),
+        (FINETUNE, "layer_decay", 1.5, "`layer_decay=1.5`: must be above 0 and at most 1"),
+        (FINETUNE, "evals_per_epoch", -1, "`evals_per_epoch=-1`: must be at least 0"),
+        (FINETUNE, "checkpoint_every", 0, "`checkpoint_every=0`: must be at least 1"),
+        (PATIENT, "keep", "last", "`early_stopping_patience` keeps the weights best"),
         (
             PATIENT,
             "evals_per_epoch",
             0,
-            "early_stopping_patience compares evaluations: leave `evals_per_epoch=0`",
+            "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0`",
         ),
-        (CONTRASTIVE, "learning_rate", 0.0, "learning_rate = "),
-        (CONTRASTIVE, "scale", -1.0, "scale = "),
-        (CONTRASTIVE, "weight_decay", -0.1, "weight_decay = "),
-        (CONTRASTIVE, "warmup_ratio", 1.0, "warmup_ratio = "),
-        (FROZEN, "epochs", 0, "epochs = "),
-        (FROZEN, "sentences", -1, "sentences = "),
-        (FROZEN, "learning_rate", 0.0, "learning_rate = "),
-        (FROZEN, "dropout", 1.0, "dropout = "),
+        (CONTRASTIVE, "learning_rate", 0.0, "`learning_rate="),
+        (CONTRASTIVE, "scale", -1.0, "`scale="),
+        (CONTRASTIVE, "weight_decay", -0.1, "`weight_decay="),
+        (CONTRASTIVE, "warmup_ratio", 1.0, "`warmup_ratio="),
+        (FROZEN, "epochs", 0, "`epochs="),
+        (FROZEN, "sentences", -1, "`sentences="),
+        (FROZEN, "learning_rate", 0.0, "`learning_rate="),
+        (FROZEN, "dropout", 1.0, "`dropout="),
     ],
 )
 def test_settings_that_cannot_be(settings, name, value, message):
@@ -67,7 +67,7 @@ TAUGHT = "--teacher t --teacher-data x"
 NO_LABELS = "has no labels: leave --distillation-w"
 SCRATCH = "without effect with --from-scratch"
 FOCAL = "--focal-gamma: of the labels, unused at --distillation-weight 1"
-BOTH = "early_stopping_patience keeps the"
+BOTH = "--early-stopping-patience keeps the"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
     ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),

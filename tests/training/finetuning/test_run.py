@@ -74,7 +74,7 @@ def test_a_folder_of_another_run_is_refused(trainer, toy, quick, tmp_path):
             train_seeds(trainer, tmp_path / folder, settings, seeds)
 
     train_seeds(trainer, tmp_path / "run", quick, [1])
-    refuses("run", "holds a run already")
+    refuses("run", "holds a finished run, ready to use")
     with RunFolder(tmp_path / "busy").locked():
         refuses("busy", "another process is training here")
     own = tmp_path / "project"
@@ -172,14 +172,17 @@ def test_a_metric_without_a_value_is_told(toy, tmp_path, capsys):
     settings = replace(toy.settings, metric="matthews", epochs=1)
     trainer = toy.prepare(dev=dev, settings=settings, dev_mixed=toy.examples(20, 3))
     result = train_seeds(trainer, tmp_path / "run", settings, [1])
-    assert result["undefined"]["matthews"] == "every label is 0"
+    assert result["notes"]["matthews"] == "no value, counts 0: every label is 0"
     assert result["metrics"]["matthews"] == 0.0
-    told = "warning: seed 1: matthews has no value on dev and counts 0: every label is 0\n"
+    told = "warning: seed 1: matthews on dev: no value, counts 0: every label is 0\n"
     assert told in capsys.readouterr().err
     found = evaluate_on(load(tmp_path / "run"), dev)
-    assert found["undefined"] == {"matthews": "every label is 0"}
+    assert found["notes"] == {
+        "matthews": "no value, counts 0: every label is 0",
+        "macro_f1": "counts 0 for each class without an example: food",
+    }
     show_metrics(found)
-    assert "0.0000  (no value: every label is 0)\n" in capsys.readouterr().out
+    assert "0.0000  (no value, counts 0: every label is 0)\n" in capsys.readouterr().out
 
 
 # --- collapse ----------------------------------------------------------------------------------
@@ -361,13 +364,16 @@ def test_a_stopped_run_is_not_lost_to_other_settings(trainer, settings, tmp_path
 
 
 def test_before_anything_is_kept_other_settings_begin_anew(
-    trainer, settings, tmp_path, monkeypatch
+    trainer, settings, tmp_path, monkeypatch, capsys
 ):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Trainer, "run", Mock(side_effect=KeyboardInterrupt))
         train_seeds(trainer, tmp_path / "run", settings, [1])
+    capsys.readouterr()
     result = train_seeds(trainer, tmp_path / "run", replace(settings, epochs=1), [1])
     assert result["steps"] == 6
+    told = "begins anew: the unfinished run of other settings (epochs 6, not 1) that was here"
+    assert told in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_told_of_and_left(trainer, settings, tmp_path, stopped, capsys):

@@ -396,7 +396,7 @@ def test_a_sweep_can_search_what_a_model_is_made_with(trainer, toy, tmp_path):
     [
         (
             "early_stopping_patience=0|2 keep=best|last",
-            "`sweep`: early_stopping_patience 2, keep last: early_stopping_patience keeps the",
+            "`sweep`: early_stopping_patience 2, keep last: `early_stopping_patience` keeps the",
         ),
         ("reinit_layers=0|2", "`reinit_layers=2`: the model has 1"),
         ("reinit_layers=0..3", "`reinit_layers=3`: the model has 1"),

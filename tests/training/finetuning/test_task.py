@@ -217,7 +217,7 @@ def test_the_weights_are_those_of_the_whole_table(trainer, toy, tmp_path, monkey
         torch.testing.assert_close(weight, expected[name], rtol=2e-6, atol=1e-7, msg=name)
     table = part.encoder.embeddings.token.weight
     used = TrimmedEmbeddings([trainer.train, trainer.dev[0].features], table, 0)
-    assert used.witness is not None and len(used.rows) < 54
+    assert used.decay_id is not None and len(used.rows) < 54
 
 
 def features(*ids):
@@ -238,7 +238,7 @@ def test_rows_by_hand():
     table[2] *= 9
     table = table.clone()
     used = TrimmedEmbeddings([features(7, 5), features(5, 8)], table, pad_id=3)
-    assert used.rows.tolist() == [2, 3, 5, 7, 8] and used.witness == 2
+    assert used.rows.tolist() == [2, 3, 5, 7, 8] and used.decay_id == 2
     assert used.renumbered(features(7, 5, 8)).ids.tolist() == [3, 2, 4]
     used.shrink(model)
     assert model.config.vocab_size == 5 and model.config.pad_id == 1
@@ -260,7 +260,7 @@ def test_rows_by_hand():
 def test_an_untrained_table_comes_back_as_it_was(size, zeros, used):
     model, table = model_and_table(size, zeros)
     trimmed, table = TrimmedEmbeddings([features(*used)], table, pad_id=3), table.clone()
-    assert (trimmed.witness is None) == (zeros == ())
+    assert (trimmed.decay_id is None) == (zeros == ())
     trimmed.shrink(model)
     trimmed.grow(model)
     weight = model.encoder.embeddings.token.weight.detach()

@@ -34,7 +34,7 @@ def test_warm_up_in_steps_is_a_share_of_the_steps():
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget(steps=500), "warmup_steps = 10000: .* less than the budget of 500 steps; raise"),
+        (Budget(steps=500), "`warmup_steps=10000`: .* less than the budget of 500 steps; raise"),
         (Budget(steps=10_000), "less than the budget"),
         (Budget(minutes=60), "needs a budget in `steps`; .* give `warmup_ratio`"),
         (Budget(tokens=10**9), "needs a budget in `steps`"),

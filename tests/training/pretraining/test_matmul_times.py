@@ -101,7 +101,7 @@ def test_all_ranks_take_what_rank_0_has_measured(resolved, figures, monkeypatch,
     figures(0.05)
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, key, text: told)
     _, chosen = resolved(Ranks(rank=1, size=2), threads=1)
-    assert chosen.precision == "bf16" and chosen.product_times == times
+    assert chosen.precision == "bf16" and chosen.matmul_times == times
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
@@ -114,7 +114,7 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
     first = RunFolder(out).settings()
     times = {"bf16": 100.0, "int8": 95.0}
     assert first["settings"]["precision"] == first["machine"]["precision"] == "bf16"
-    assert first["products"] == {"taken": "bf16", "tokens": 32 * 48, "milliseconds": times}
+    assert first["matmul_times"] == {"taken": "bf16", "tokens": 32 * 48, "milliseconds": times}
     assert [text for text in messages(out) if "bf16" in text] == [
         "bf16: the products of a layer take 95 ms in int8, 100 ms in bf16 (1,536 tokens a core)"
     ]
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
     bertsmith(*words, out, "--resume", "--steps", "3")
     bertsmith(*words, out, "--resume", "--steps", "4", "--precision", "auto-int8")
     again = RunFolder(out).settings()
-    assert not measured and again["products"] == first["products"]
+    assert not measured and again["matmul_times"] == first["matmul_times"]
     assert again["settings"]["precision"] == "bf16"
 
 

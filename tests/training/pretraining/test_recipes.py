@@ -55,10 +55,10 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
     recipe = recipe_of(file, "--max-length", "256")
     assert recipe.phase2_length is recipe.phase2_batch_size is None
     assert recipe.phase2_ratio == 0.1
-    with pytest.raises(ValueError, match="phase2_ratio = 0.2: there is no second phase"):
+    with pytest.raises(ValueError, match="`phase2_ratio=0.2`: there is no second phase"):
         recipe_of(file, "--max-length", "256", "--phase2-ratio", "0.2")
     assert recipe_of(file, "--objective", "mlm").nsp_sampling is None
-    with pytest.raises(ValueError, match="nsp_sampling = clean: the objective mlm has no pairs"):
+    with pytest.raises(ValueError, match="`nsp_sampling=clean`: the objective mlm has no pairs"):
         recipe_of(file, "--objective", "mlm", "--nsp-sampling", "clean")
     assert recipe_of(file, "--batch-size", "16").micro_batch_size is None
     assert recipe_of(file, "--batch-size", "64").micro_batch_size == 32

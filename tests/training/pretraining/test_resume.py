@@ -98,12 +98,12 @@ def test_what_does_not_fit_the_run_is_refused(train, tmp_path):
             train(*given, **named)
 
     out = train(steps=2).folder
-    refused_with("holds a model already: name another `out` or add `resume=True`")
+    refused_with("holds a finished run, ready to use: name another `out` or add `resume=True`")
     refused_with("was started without `model`, not from", model=out, resume=True)
     refused_with("started with size = 2x64, not mini", size="mini", steps=4, resume=True)
     warming = train("warming", steps=2, warmup_steps=1).folder
     before = (warming / "run.json").read_bytes()
-    says = "warmup_steps = 1: needs a budget in `steps`"
+    says = "`warmup_steps=1`: needs a budget in `steps`"
     refused_with(says, "warming", None, minutes=1, resume=True)
     assert (warming / "run.json").read_bytes() == before
     record = read_json(out / "run.json")

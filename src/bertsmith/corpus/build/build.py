@@ -107,21 +107,21 @@ def build_store(
         )
     if settings.memory_mb is not None:
         workers = workers_within(settings.memory_mb, workers or usable_cores())
-    job = None
+    spec = None
     excluded = read_lists(settings.exclude, inputs)
     if documents is None:
-        job = {
+        spec = {
             "inputs": unique_inputs(inputs),
-            "left_out": [digest(path) for path in settings.exclude],
+            "exclude": [digest(path) for path in settings.exclude],
             "tokenizer": tokenizer.fingerprint,
             **{name: getattr(settings, name) for name in (*AS_BUILT, "shard_tokens")},
         }
-    if manifest := _finished(out, job):  # on a disk that cannot be written, too
+    if manifest := _finished(out, spec):  # on a disk that cannot be written, too
         return manifest
     with locked_folder(out):
-        if manifest := _finished(out, job):  # meanwhile, by another process
+        if manifest := _finished(out, spec):  # meanwhile, by another process
             return manifest
-        record = _begin(out, job)
+        record = _begin(out, spec)
         files = input_files(inputs)
         is_text = all(file.suffix == ".txt" for file in files)  # others' sizes tell nothing
         size = sum(map(input_size, files)) if is_text else None
@@ -168,15 +168,15 @@ def append_text(
             return manifests
         store = TokenStore.open(folder)
         folders = generation_folders(store.generation + 1)
-        jobs = [_read_record(folder / name).get("job") or {} for name in folders[:-1]]
-        _check_new(found, jobs, folder)
-        if not jobs[0]:
+        specs = [_read_record(folder / name).get("spec") or {} for name in folders[:-1]]
+        _check_new(found, specs, folder)
+        if not specs[0]:
             print(
                 f"{folder}: no record of how it was built ({BUILD}), as in a copy that was "
                 "published: paragraphs are split into sentences and 2% of the documents held out",
                 file=sys.stderr,
             )
-        as_built = {name: jobs[0][name] for name in AS_BUILT if name in jobs[0]}
+        as_built = {name: specs[0][name] for name in AS_BUILT if name in specs[0]}
         if text_column is not None:
             as_built["text_column"] = text_column
         new = folder / folders[-1]
@@ -206,26 +206,26 @@ def _read_record(out: Path) -> dict[str, Any]:
         found = read_json(path)
     except ValueError as error:
         raise ValueError(f"{error}; {REBUILD}") from error
-    if not isinstance(found, dict) or not found.keys() >= {"job", "next", "text_bytes", "shards"}:
+    if not isinstance(found, dict) or not found.keys() >= {"spec", "next", "text_bytes", "shards"}:
         raise ValueError(f"{path}: damaged, or not the record of a build; {REBUILD}")
     return found
 
 
-def _finished(out: Path, job: dict[str, Any] | None) -> Manifest | None:
-    """The manifest of a store that this job has built to its end."""
-    if job is None or _read_record(out).get("job") != job or not (out / MANIFEST).is_file():
+def _finished(out: Path, spec: dict[str, Any] | None) -> Manifest | None:
+    """The manifest of a store built to its end."""
+    if spec is None or _read_record(out).get("spec") != spec or not (out / MANIFEST).is_file():
         return None
     print(f"{out}: finished before", file=sys.stderr)
     return TokenStore.open(out).manifest
 
 
-def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
-    """The record of an earlier, killed build of the same job, or that of a new one."""
+def _begin(out: Path, spec: dict[str, Any] | None) -> dict[str, Any]:
+    """The record of an earlier, killed build of the same `spec`, or that of a new one."""
     found, is_store = _read_record(out), (out / MANIFEST).is_file()
-    if job is not None and found.get("job") == job:
+    if spec is not None and found.get("spec") == spec:
         remove_leftovers(out)
         return found
-    if job is not None and is_store:
+    if spec is not None and is_store:
         raise ValueError(
             f"{out}: holds a finished token store of other inputs or settings: "
             "remove the folder or choose another `out`"
@@ -240,7 +240,8 @@ def _begin(out: Path, job: dict[str, Any] | None) -> dict[str, Any]:
                     "would replace: name another `out`"
                 )
     _clear(out)
-    return {"job": job, "next": [0, 0], "text_bytes": 0, "shards": {split: [] for split in SPLITS}}
+    shards: dict[str, list[Any]] = {split: [] for split in SPLITS}
+    return {"spec": spec, "next": [0, 0], "text_bytes": 0, "shards": shards}
 
 
 def _clear(out: Path) -> None:
@@ -308,20 +309,20 @@ def _appended(found: list[dict[str, Any]], folder: Path) -> tuple[Manifest, Mani
     """The result of `append_text` for text that is the newest generation."""
     store = TokenStore.open(folder)
     newest = folder / generation_folders(store.generation)[-1]
-    job = _read_record(newest).get("job") or {}
-    if store.generation == 1 or job.get("inputs") != found:
+    spec = _read_record(newest).get("spec") or {}
+    if store.generation == 1 or spec.get("inputs") != found:
         return None
     print(f"{folder}: appended before", file=sys.stderr)
     return store.manifest, TokenStore.open(newest).manifest
 
 
 def _check_new(
-    found: Sequence[dict[str, Any]], jobs: Sequence[dict[str, Any]], folder: Path
+    found: Sequence[dict[str, Any]], specs: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     """Errors: ValueError for a file that is in a generation of the store."""
     added = defaultdict(list)
-    for generation, job in enumerate(jobs, 1):
-        for file in job.get("inputs", []):
+    for generation, spec in enumerate(specs, 1):
+        for file in spec.get("inputs", []):
             added[file["bytes"], file["changed"]].append((generation, file["path"]))
     for file in found:
         for generation, path in added.get((file["bytes"], file["changed"]), []):

@@ -10,8 +10,8 @@ The procedure is `create_instances_from_document` of Google's `create_pretrainin
     row       tokens are dropped off the ends of the longer segment until both fit
 
 Every random number is a function of (seed, epoch, document, example), so that a pair can be made
-alone. A pass over the sentence index plans an epoch: it counts the pairs and keeps every 64th as a
-waypoint, from where any pair is at most 63 steps away. The tokens are read last.
+alone. A pass over the sentence index plans an epoch: it counts the pairs and keeps the place of
+every 64th, from where any pair is at most 63 steps away. The tokens are read last.
 
 Letters: B rows of S tokens, P of them to predict; D documents of one shard.
 """
@@ -27,7 +27,7 @@ from bertsmith.base.jit import compiled
 from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, fold_in, uniform
 from bertsmith.corpus.store.store import Section, by_number
 
-STRIDE = 64  # pairs from one waypoint to the next: 24 bytes for 64 pairs
+STRIDE = 64  # pairs from one entry of the pair index to the next: 24 bytes for 64 pairs
 MAX_TRIES = 10  # to find a document other than the pair's own, or a B unlike the true one
 
 # Numbers of the draws under a document's key, and under an example's.
@@ -129,7 +129,7 @@ def plan(index, rules):
     """(number of pairs of a shard, pair_index int64 [ceil(pairs / 64), 3]).
 
     index: sentences and documents of the `Shard`, number of its first document through all shards.
-    A waypoint is (document in the shard, sentence, example in the document).
+    A row of pair_index is (document in the shard, sentence, example in the document).
     """
     sentences, documents, first_document = index
     pair_index = np.empty((len(sentences) // STRIDE + 1, 3), np.int64)
@@ -153,8 +153,8 @@ def find_segments(index, rules, pair_index, numbers, rows, segments):
     """Write pair numbers[k] of a shard to segments[rows[k]], all but a random B."""
     sentences, documents, first_document = index
     for k in range(len(rows)):
-        waypoint, steps = pair_index[numbers[k] // STRIDE], numbers[k] % STRIDE
-        document, start, example = waypoint[0], waypoint[1], waypoint[2]
+        place, steps = pair_index[numbers[k] // STRIDE], numbers[k] % STRIDE
+        document, start, example = place[0], place[1], place[2]
         while True:
             last = documents[document + 1]
             if not has_pair(sentences, start, last, rules):

@@ -53,15 +53,15 @@ class ExampleSettings:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in get_args(choices):
                 expected = ", ".join(get_args(choices))
-                raise ValueError(f"{name} = {getattr(self, name)!r}: expected one of {expected}")
+                raise ValueError(f"`{name}={getattr(self, name)!r}`: expected one of {expected}")
         check_bounds(self)
         if (
             min(self.mask_replace_prob, self.random_replace_prob) < 0
             or self.mask_replace_prob + self.random_replace_prob > 1
         ):
             raise ValueError(
-                f"mask_replace_prob = {self.mask_replace_prob}, "
-                f"random_replace_prob = {self.random_replace_prob}: "
+                f"`mask_replace_prob={self.mask_replace_prob}`, "
+                f"`random_replace_prob={self.random_replace_prob}`: "
                 "shares are at least 0 and at most 1 together"
             )
         unused: dict[str, str] = {}
@@ -73,8 +73,8 @@ class ExampleSettings:
             value = getattr(self, field.name)
             if field.name in unused and value != field.default:
                 raise ValueError(
-                    f"{field.name} = {value}: the objective {self.objective} "
-                    f"{unused[field.name]}: leave {field.name} at its default ({field.default}), "
+                    f"`{field.name}={value}`: the objective {self.objective} "
+                    f"{unused[field.name]}: leave `{field.name}` at its default ({field.default}), "
                     "or take another objective"
                 )
         free = self.max_length - NUM_SPECIAL
@@ -83,8 +83,8 @@ class ExampleSettings:
             and not 1 <= self.max_predictions_per_seq <= free
         ):
             raise ValueError(
-                f"max_predictions_per_seq = {self.max_predictions_per_seq}: a row of "
-                f"max_length = {self.max_length} has "
+                f"`max_predictions_per_seq={self.max_predictions_per_seq}`: a row of "
+                f"`max_length={self.max_length}` has "
                 f"{free} tokens to predict: choose 1 to {free}, or raise it"
             )
 

@@ -2,7 +2,7 @@
 
     position (epoch e, index i)
       -> permutation of the epoch's rows              rng.py       constant memory
-      -> pair of segments, found from a waypoint      pairs.py     one pass over the index per epoch
+      -> pair of segments, found by the pair index    pairs.py     one pass over the index per epoch
          or a packed row                              `EpochRows`  (mlm, ltr)
       -> positions masked, or (ltr) the next tokens   masking.py
 

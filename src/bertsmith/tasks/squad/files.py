@@ -19,6 +19,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bertsmith.base.files import nearby
 from bertsmith.tasks.examples import check_texts, read_task
 from bertsmith.tasks.squad.questions import Question, Questions, locate_answer, phrase_pattern
 from bertsmith.tasks.task import Task
@@ -116,7 +117,7 @@ def _field(value: Any, name: str, expected: type, where: str) -> Any:
 
 def _read_json(path: Path) -> Any:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.files import write_text
+from bertsmith.base.files import nearby, write_text
 from bertsmith.tasks.answer_files import COLUMN, read_texts, rounded, text_lines
 from bertsmith.tasks.features import cumulate
 from bertsmith.tasks.tagging.schemes import (
@@ -134,7 +134,7 @@ def read_sentences(
     `read_columns` refuses, and a tag that is impossible in its scheme.
     """
     if not parts(path):
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     if unpacked_name(path).endswith(".json"):
         raise ValueError(
             f"{path}: words are not read from a .json: give CoNLL columns, a word a line, or a"
@@ -252,8 +252,8 @@ def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
 
 
 def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Columns) -> None:
-    askers = ("`text`", "`label`") if need_tags else ("`text`",)
-    cells, lines = read_columns(path, dict(zip(columns, askers, strict=False)))
+    roles = ("`text`", "`label`") if need_tags else ("`text`",)
+    cells, lines = read_columns(path, dict(zip(columns, roles, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
     for row, line in enumerate(lines):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertsmith.base.files import nearby
 from bertsmith.text.readers.files import (
     COMPRESSIONS,
     LINE_KINDS,
@@ -136,7 +137,7 @@ def input_files(inputs: Sequence[Path | str | RemoteFile]) -> list[Path | Remote
 def _local_files(path: Path) -> tuple[Sequence[Path], bool]:
     """Files of a path, sorted, without hidden ones; True if it is a folder."""
     if not path.exists():
-        raise ValueError(f"{path}: no such file or folder")
+        raise ValueError(f"{path}: no such file or folder{nearby(path)}")
     if not path.is_dir():
         return [path], False
     return sorted(_files_below(path), key=lambda file: file.relative_to(path).parts), True

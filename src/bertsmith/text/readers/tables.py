@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from bertsmith.base.files import nearby
 from bertsmith.base.settings import nearest
 from bertsmith.text.readers.columnar import (
     columnar_names,
@@ -195,7 +196,7 @@ def read_columns(
     """
     files = parts(path)
     if not files:
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: no such file{nearby(path)}")
     kind = table_format(path)
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
@@ -304,13 +305,13 @@ def _find(
     where: Path | str, header: Sequence[str], wanted: Mapping[str, str], is_foreign: bool = False
 ) -> list[int]:
     """Indices of the wanted columns; `is_foreign`: the first line of a table has none of them."""
-    for name, asker in wanted.items():
+    for name, role in wanted.items():
         if header.count(name) > 1:
-            raise ValueError(f"{where}: column '{name}' ({asker}) is there twice: rename one")
+            raise ValueError(f"{where}: column '{name}' ({role}) is there twice: rename one")
         if name not in header:
             found = shorten(", ".join(header), MAX_LISTED, placeholder=" ...")
             hint = _header_hint(name, header, is_foreign)
-            raise ValueError(f"{where}: no column '{name}' for {asker}: {hint} (columns: {found})")
+            raise ValueError(f"{where}: no column '{name}' for {role}: {hint} (columns: {found})")
     return [header.index(name) for name in wanted]
 
 

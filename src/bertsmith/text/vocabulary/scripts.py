@@ -119,8 +119,6 @@ class LetterCounts:
         ):
             if self.lost_letters(replace(normalization, **{name: value})).fraction <= LIMIT:
                 hints.append(f"`{name}={value!r}`")
-        if normalization.lowercase:
-            hints.append("`preset='multilingual'`")
         hint = " or ".join(hints) or "`strip_accents='none'` `unicode='none'`"
         return (
             f"warning: {found.fraction:.1%} of the letters are altered, lower-casing apart "

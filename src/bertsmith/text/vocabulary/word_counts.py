@@ -57,7 +57,7 @@ def count_words(
     {'the': 2, 'cat': 1, ',': 1, 'hat': 1, '.': 1}
     """
     if workers < 1:
-        raise ValueError(f"`workers={workers}`: must be 1 or more")
+        raise ValueError(f"`workers={workers}`: must be at least 1")
     words: dict[str, int] = {}
     letters = 0
     blocks = ((None, block) for block in _blocks(documents))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Advanced, Metavar
+from bertsmith.base.settings import Advanced, Count, Metavar
 from bertsmith.tasks.task import OWN_KINDS, Task, find_task, own_task
 from bertsmith.training.finetuning.search_space import (
     Search,
@@ -74,7 +74,7 @@ class SearchSettings:
     sweep: Annotated[str | None, Metavar("SPACE")] = None
     """Search first: paper (batch size, learning rate and epochs), or such as
     "learning_rate=1e-5..1e-4 batch_size=16|32"."""
-    trials: Annotated[int | None, Advanced] = None
+    trials: Annotated[int | None, Advanced, Count] = None
     """--sweep: settings to try; default: every one of a space of choices."""
     storage: Annotated[str | None, Advanced] = None
     """--sweep: Optuna study that processes may share: file (OUT/sweep/study.db) or database URL."""
@@ -191,6 +191,7 @@ def check_flags(request: Request) -> None:
     Errors: ValueError that names them.
     """
     parse_seeds(request.seeds)
+    check_task_type(request, make_task(request).task_type)
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:

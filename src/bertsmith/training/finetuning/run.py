@@ -134,19 +134,24 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
     Errors: ValueError for an unfinished run of other settings.
     """
     remove_leftovers(run.path)
-    there, here = begun_settings(run), json.loads(json.dumps(record["settings"]))
-    if there is None:
-        shutil.rmtree(run.path / "seeds", ignore_errors=True)
-    else:
+    has_trained, here = begun_settings(run) is not None, json.loads(json.dumps(record["settings"]))
+    if run.kind() is not None:
+        there = run.settings()["settings"]
         # numbers may differ a little on another machine, and seeds may be added
         free = (*MACHINE, "seeds")
-        if other := [name for name in here if name not in free and there.get(name) != here[name]]:
-            listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
+        other = [name for name in here if name not in free and there.get(name) != here[name]]
+        listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
+        listed = f" of other settings ({listed})" if other else ""
+        if has_trained and other:
             raise ValueError(
-                f"{run.path} holds an unfinished run of other settings ({listed}): repeat its "
+                f"{run.path} holds an unfinished run{listed}: repeat its "
                 "command to go on with it, remove it, or name another `out`"
             )
-        print(f"{run.path}: going on with the run that was stopped here", file=sys.stderr)
+        anew = f"begins anew: the unfinished run{listed} that was here left no checkpoint"
+        how = "going on with the run that was stopped here" if has_trained else anew
+        print(f"{run.path}: {how}", file=sys.stderr)
+    if not has_trained:
+        shutil.rmtree(run.path / "seeds", ignore_errors=True)
     run.write_settings(record)
 
 
@@ -175,6 +180,7 @@ class SeedRuns:
         metrics: dict[str, dict[str, float]] = {}
         restarts: list[dict[str, Any]] = []
         best: dict[str, Any] | None = None
+        told: set[tuple[str, str]] = set()
         spare = itertools.count(max(seeds) + 1)
         for wanted in seeds:
             seed, found, collapsed = self._train_until_sound(wanted, spare, best)
@@ -182,8 +188,9 @@ class SeedRuns:
             if not found["metrics"]:
                 continue  # no step of it was finite, of which a line was printed
             metrics[str(seed)] = found["metrics"]
-            for name, reason in found["undefined"].items():
-                _warn(f"seed {seed}: {name} has no value on dev and counts 0: {reason}")
+            for name, note in found["notes"].items() - told:
+                _warn(f"seed {seed}: {name} on dev: {note}")
+            told |= found["notes"].items()
             if self._is_better(found, best):
                 if best is not None:
                     remove_folder(self._model(best["best_seed"]))
@@ -310,7 +317,7 @@ def summary(trainer: Trainer, trained: Trained, seed: int) -> dict[str, Any]:
     model_task, records = trained.evaluation.model_task, _records(trainer, trained)
     return {
         "metrics": trained.evaluation.metrics,
-        "undefined": trained.evaluation.undefined,
+        "notes": trained.evaluation.notes,
         "main_metric": trainer.metric,
         "labels": list(model_task.label_names),
         **confusion(records, model_task.label_names),

@@ -124,25 +124,16 @@ def _value(name: str, text: str) -> Any:
         except ValueError:
             continue
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"`sweep`: {name} = {text}: must be finite")
+        raise ValueError(f"`sweep`: `{name}={text}`: must be finite")
     if name in LEFT_OPEN and value == 0:
-        raise ValueError(f"`sweep`: {name} = {text}: must be above 0")
-    try:
-        return getattr(from_mapping(FinetuneSettings, {name: value}, "`sweep`"), name)
-    except ValueError as error:  # a value out of bounds is refused without naming `sweep`
-        message = str(error)
-        raise ValueError(message if "`sweep`" in message else f"`sweep`: {message}") from error
+        raise ValueError(f"`sweep`: `{name}={text}`: must be above 0")
+    return getattr(from_mapping(FinetuneSettings, {name: value}, "`sweep`"), name)
 
 
 def check_trials(space: Space, trials: int | None) -> None:
-    """Refuse a number of trials below 1, and a range, which has no end, without one.
-
-    Errors: ValueError.
-    """
+    """Refuse a range, which has no end, without a number of trials. Errors: ValueError."""
     if trials is None and any(isinstance(values, Range) for values in space.values()):
         raise ValueError("`sweep` with a range needs `trials`, the number of settings to try")
-    if trials is not None and trials < 1:
-        raise ValueError(f"`trials={trials}`: must be at least 1")
 
 
 def check_points(space: Space, settings: FinetuneSettings) -> None:

@@ -162,11 +162,11 @@ class FinetuneSettings(
             )
         if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
-                "early_stopping_patience compares evaluations: leave `evals_per_epoch=0` out"
+                "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0` out"
             )
         if self.early_stopping_patience and self.keep == "last":
             raise ValueError(
-                "early_stopping_patience keeps the weights best on dev: leave `keep='last'` out"
+                "`early_stopping_patience` keeps the weights best on dev: leave `keep='last'` out"
             )
 
     def with_defaults(

@@ -48,11 +48,11 @@ class TrimmedEmbeddings:
         used = counts > 0
         used[pad_id] = True
         unused = np.flatnonzero(~used)
-        self.witness = None
+        self.decay_id = None
         if len(unused):
             norms = table.detach().norm(dim=1).cpu().numpy()
-            self.witness = int(unused[norms[unused].argmax()])
-            used[self.witness] = True
+            self.decay_id = int(unused[norms[unused].argmax()])
+            used[self.decay_id] = True
         self.rows = np.flatnonzero(used)  # int64 [U]
         self._new_ids = np.zeros(len(table), np.int32)
         self._new_ids[self.rows] = np.arange(len(self.rows), dtype=np.int32)
@@ -69,12 +69,12 @@ class TrimmedEmbeddings:
         self._set(model, self._full[rows], int(self._new_ids[model.config.pad_id]))
 
     def grow(self, model: TaskModel) -> None:
-        """Put the unused rows back, decayed as the witness was."""
+        """Put the unused rows back, decayed as `decay_id` was."""
         trained = model.encoder.embeddings.token.weight.detach()
         full = self._full
-        if self.witness is not None:
-            before = full[self.witness].double()
-            after = trained[int(self._new_ids[self.witness])].double()
+        if self.decay_id is not None:
+            before = full[self.decay_id].double()
+            after = trained[int(self._new_ids[self.decay_id])].double()
             norm = (before @ before).item()
             if norm > 0:  # else they all are zeros, which decay leaves as they are
                 full = full * ((before @ after).item() / norm)
@@ -206,8 +206,8 @@ class DevEvaluation:
 
     metrics: dict[str, float]
     """Metrics of the first dev set; those of others with its name before them."""
-    undefined: dict[str, str]
-    """Those of them that have no value and are 0, each with the reason."""
+    notes: dict[str, str]
+    """Those of them that are 0, or partly, for want of examples, each with the reason."""
     model_task: ModelTask
     """With the thresholds that were tuned on the first dev set."""
     answers: Any

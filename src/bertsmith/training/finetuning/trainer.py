@@ -312,7 +312,7 @@ class Trainer:
         `dev`: the same with other features. `thresholds`: tuned before.
         """
         figures: dict[str, float] = {}
-        undefined: dict[str, str] = {}
+        notes: dict[str, str] = {}
         model_task, first = replace(self.model_task, thresholds=thresholds or {}), None
         is_tuned = thresholds is None and (settings.tune_thresholds or self.task_type.always_tuned)
         for split in dev or self.dev:
@@ -323,11 +323,11 @@ class Trainer:
             answers = self.task_type.answers(outputs, split.features, split.data, model_task)
             prefix = "" if first is None else f"{split.name}_"
             measured = self.task_type.measure(answers, split.data, model_task)
-            reasons = self.task_type.undefined(answers, split.data, model_task)
+            beside = self.task_type.notes(answers, split.data, model_task)
             figures |= {prefix + name: value for name, value in measured.items()}
-            undefined |= {prefix + name: reason for name, reason in reasons.items()}
+            notes |= {prefix + name: note for name, note in beside.items()}
             first = answers if first is None else first
-        return DevEvaluation(figures, undefined, model_task, first)
+        return DevEvaluation(figures, notes, model_task, first)
 
     def _objective(self, settings: FinetuneSettings, engine: Engine) -> Objective:
         weights = None

@@ -54,7 +54,7 @@ def train(run: Training) -> bool:
                 batch, following = next(batches)
                 state.count(batch, following, stepper.step(batch, rate))
                 if any(run.due(done)):
-                    stepper.settle()  # before the clock is read
+                    stepper.synchronize()  # before the clock is read
                 clock.count_step()
                 due = run.due(done)  # again: a budget in minutes has moved on
                 if due.line:
@@ -65,7 +65,7 @@ def train(run: Training) -> bool:
                 bar.update(done=run.amount())
                 if due.checkpoint:
                     run.save_state()
-            stepper.settle()
+            stepper.synchronize()
         except FloatingPointError:
             if has_finite_weights(task.model):
                 run.save_state()

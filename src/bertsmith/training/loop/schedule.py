@@ -23,7 +23,7 @@ class Budget:
             )
         name, amount = next(iter(given.items()))
         if not 0 < amount < math.inf:  # also refuses nan
-            raise ValueError(f"`{name}={amount}`: must be above 0")
+            raise ValueError(f"`{name}={amount}`: must be above 0, and finite")
 
     @property
     def total(self) -> float:
@@ -100,12 +100,12 @@ def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None)
         return warmup
     if budget.steps is None:
         raise ValueError(
-            f"warmup_steps = {warmup_steps}: needs a budget in `steps`; with `tokens` or `minutes` "
+            f"`warmup_steps={warmup_steps}`: needs a budget in `steps`; with `tokens` or `minutes` "
             "give `warmup_ratio`, a share of the budget"
         )
     if not 0 <= warmup_steps < budget.steps:
         raise ValueError(
-            f"warmup_steps = {warmup_steps}: must be at least 0 and less than the budget of "
+            f"`warmup_steps={warmup_steps}`: must be at least 0 and less than the budget of "
             f"{budget.steps} steps; raise `steps`, or give `warmup_ratio`, a share of the budget"
         )
     return warmup_steps / budget.steps

@@ -37,7 +37,7 @@ class Stepper(AbstractContextManager["Stepper"]):
     def step(self, batch: StepBatch, rate: float) -> dict[str, Any]:
         """Move the weights once; returns sums over all ranks for the log.
 
-        On a GPU some sums stay on the device until `settle`, which then raises the error too.
+        On a GPU some sums stay on the device until `synchronize`, which then raises the error too.
         Errors: FloatingPointError for a loss or gradient that is not finite.
         """
         run = self.run
@@ -94,7 +94,7 @@ class Stepper(AbstractContextManager["Stepper"]):
         self._update().load()
         self.replicas.zero_grad()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for a GPU and turn the sums since the last log line into numbers.
 
         Errors: FloatingPointError for the first step that was not finite; state and weights are

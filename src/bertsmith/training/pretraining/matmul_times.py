@@ -40,11 +40,11 @@ def with_faster_matmul(engine: Engine, settings: PretrainSettings, config: Model
     own = None
     if has_int8(engine.device):
         own = asdict(measure_matmuls(config, tokens, engine.threads))
-    found = json.loads(engine.ranks.broadcast("products", json.dumps(own)))
+    found = json.loads(engine.ranks.broadcast("matmul_times", json.dumps(own)))
     if own is None or found is None:
         return engine
     times = MatmulTimes(**found)
-    return replace(engine, precision=times.faster, product_times=times)
+    return replace(engine, precision=times.faster, matmul_times=times)
 
 
 def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTimes:

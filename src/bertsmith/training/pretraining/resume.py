@@ -10,8 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.settings import from_mapping, to_mapping
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped, describe
+from bertsmith.base.settings import from_mapping, nearest, to_mapping
+from bertsmith.checkpoints.run_folder import (
+    RESULT_FILE,
+    SETTINGS_FILE,
+    RunFolder,
+    Skipped,
+    describe,
+)
 from bertsmith.checkpoints.tensors import WEIGHTS
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
@@ -59,9 +65,16 @@ def starting_point(
                 "`out`, add `resume=True` to begin it anew with its settings, or remove it"
             )
         or_resume = " or add `resume=True` to go on with it" if ours else ""
-        raise ValueError(f"{run.path} holds a model already: name another `out`{or_resume}")
-    if resume:
+        is_finished = ours and (run.path / RESULT_FILE).exists()
+        held = "a finished run, ready to use" if is_finished else "a model already"
+        raise ValueError(f"{run.path} holds {held}: name another `out`{or_resume}")
+    if resume and ours:
         print(f"{run.path}: no checkpoint to go on from, starting anew", file=sys.stderr)
+    elif resume:
+        runs = [file.parent.name for file in run.path.parent.glob(f"*/{SETTINGS_FILE}")]
+        hint = nearest(run.path.name, runs)
+        hint = f"; {hint}" if hint.startswith("did") else ""
+        print(f"{run.path}: no run to resume yet, so one begins{hint}", file=sys.stderr)
     return None, skipped
 
 
@@ -170,7 +183,7 @@ def run_record(
     facts = {
         "corpus": store.record(),
         "machine": machine(engine, peak),
-        **({"products": times.record()} if (times := engine.product_times) else {}),
+        **({"matmul_times": times.record()} if (times := engine.matmul_times) else {}),
         "base_model": None if base_model is None else str(base_model),
         # checkpoints of runs with the same one are of one run: it has all that decides the weights
         "identity": hashlib.sha256(identity.encode()).hexdigest()[:16],
@@ -192,7 +205,7 @@ def resumed_record(
     if changes:
         listed = ", ".join(f"{one['setting']} {one['old']} -> {one['new']}" for one in changes)
         print(f"{run.path}: {listed} from step {step} on", file=sys.stderr)
-    names = ("created", "command", "base_model", "identity", "products")
+    names = ("created", "command", "base_model", "identity", "matmul_times")
     kept = {name: first[name] for name in names if name in first}
     lists = {
         "resumes": [*first.get("resumes", []), list(command)],

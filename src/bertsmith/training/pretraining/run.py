@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from bertsmith.base.settings import from_mapping
+from bertsmith.base.settings import checked, from_mapping
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state, step_number
 from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
@@ -78,6 +78,7 @@ class PretrainResult:
         return f"<{self.folder}: {state}{self.steps:,} steps, {self.tokens:,} tokens{figures}>"
 
 
+@checked(PretrainSettings)
 def pretrain(
     corpus: Sources,
     out: Path | str,

@@ -204,35 +204,35 @@ class PretrainSettings(
         check_bounds(self)
         if self.bag_of_words and self.objective == "ltr":
             raise ValueError(
-                "bag_of_words: with objective ltr [CLS] sees no other token: leave it out"
+                "`bag_of_words`: with objective ltr [CLS] sees no other token: leave it out"
             )
         if self.shard and self.optimizer not in ("adamw", "paper-adam"):
             raise ValueError(
-                f"shard = true: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
-                "leave shard out"
+                f"`shard=True`: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
+                "leave `shard` out"
             )
         for name in SECOND_PHASE:
             value = getattr(self, name)
             if self.phase2_length is None and value != default(name):
                 raise ValueError(
-                    f"{name} = {value}: there is no second phase: give phase2_length, or leave "
-                    f"{name} out"
+                    f"`{name}={value}`: there is no second phase: give `phase2_length`, or leave "
+                    f"`{name}` out"
                 )
         if self.phase2_length is not None and self.phase2_length <= self.max_length:
             raise ValueError(
-                f"phase2_length = {self.phase2_length}: must be above max_length = "
-                f"{self.max_length}; leave it out for rows of one length"
+                f"`phase2_length={self.phase2_length}`: must be above `max_length="
+                f"{self.max_length}`; leave it out for rows of one length"
             )
         if not 0 < self.phase2_ratio < 1:
-            raise ValueError(f"phase2_ratio = {self.phase2_ratio}: must be above 0 and below 1")
+            raise ValueError(f"`phase2_ratio={self.phase2_ratio}`: must be above 0 and below 1")
         if isinstance(self.micro_batch_size, int) and self.batch_size % self.micro_batch_size:
             raise ValueError(
-                f"batch_size = {self.batch_size} is not a multiple of micro_batch_size = "
-                f"{self.micro_batch_size}"
+                f"`batch_size={self.batch_size}` is not a multiple of `micro_batch_size="
+                f"{self.micro_batch_size}`"
             )
         if self.warmup_steps is not None and self.warmup_ratio != default("warmup_ratio"):
             raise ValueError(
-                f"warmup_ratio = {self.warmup_ratio} and warmup_steps = {self.warmup_steps}: "
+                f"`warmup_ratio={self.warmup_ratio}` and `warmup_steps={self.warmup_steps}`: "
                 "give one of them"
             )
         for phase in self.phases():

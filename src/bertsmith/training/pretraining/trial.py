@@ -437,7 +437,7 @@ class Trial:
         def step() -> int:
             if update:
                 stepper.step(batch, 0.0)
-                stepper.settle()
+                stepper.synchronize()
             else:
                 stepper.gradients(batch)
                 stepper.replicas.zero_grad()

@@ -187,7 +187,7 @@ def test_a_model_that_cannot_leave_a_question_says_so(last, asked, is_told):
     questions = questions_of(("c d", (0, 1)), ("f", last))
     outputs = logits_for(questions, [(0, 0)] * 2, null=9.0)
     answers = KIND.answers(outputs, featurize(questions), questions, asked)
-    assert list(KIND.undefined(answers, questions, asked)) == ["no_answer_exact_match"] * is_told
+    assert list(KIND.notes(answers, questions, asked)) == ["no_answer_exact_match"] * is_told
     if is_told:
         assert KIND.measure(answers, questions, asked)["no_answer_exact_match"] == 0
 

@@ -225,7 +225,7 @@ def test_a_task_type_keeps_its_contract(toy_model, tmp_path, stop_at_evaluation,
     metrics = result["metrics"]
     assert result["main_metric"] == next(iter(metrics)) == next(iter(toy.bars))
     assert all(metrics[name] > bar for name, bar in toy.bars.items()), metrics
-    assert (result["restarts"], result["undefined"]) == ([], {})
+    assert (result["restarts"], result["notes"]) == ([], {})
     assert (result["train_examples"], result["dev_examples"]) == toy.sizes
 
     # saved

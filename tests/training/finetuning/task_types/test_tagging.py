@@ -109,10 +109,10 @@ def test_a_constant_answer_is_seen(tmp_path):
     assert KIND.constant_prediction(tagged(*data.tags), data) is None
     nothing = replace(data, tags=["O"] * 6)
     assert KIND.constant_prediction(all_out, nothing) is None
-    assert KIND.undefined(all_out, data, PURPOSE) == {}
+    assert KIND.notes(all_out, data, PURPOSE) == {}
     entities = ("entity_f1", "entity_precision", "entity_recall")
-    no_entity = dict.fromkeys(entities, "there is no entity")
-    assert KIND.undefined(all_out, nothing, PURPOSE) == no_entity
+    no_entity = dict.fromkeys(entities, "no value, counts 0: there is no entity")
+    assert KIND.notes(all_out, nothing, PURPOSE) == no_entity
 
 
 def test_plain_tags(tmp_path):

@@ -183,8 +183,8 @@ def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
     wavering = 0.75 + 1e-4 * np.arange(8, dtype=np.float32)  # by rounding alone
     assert constant(same) == constant(wavering) == "0.75"
     assert constant(data.labels) is None and constant(same, labels=same) is None
-    told = dict.fromkeys(["pearson", "spearman"], "every answer is 0.75")
-    assert REGRESS.undefined(answers, data, SCORED) == told
+    told = dict.fromkeys(["pearson", "spearman"], "no value, counts 0: every answer is 0.75")
+    assert REGRESS.notes(answers, data, SCORED) == told
     mse = pytest.approx(np.mean((0.75 - data.labels) ** 2), rel=1e-5)
     assert REGRESS.measure(answers, data, SCORED) == {"pearson": 0.0, "spearman": 0.0, "mse": mse}
 
@@ -319,7 +319,7 @@ def test_scores_by_hand():
     assert scores["macro_f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
     # (right * N - sum of true * answered) / root of (N^2 - answered^2) (N^2 - true^2)
     assert scores["matthews"] == pytest.approx((3 * 4 - 5) / ((16 - 6) * (16 - 6)) ** 0.5)
-    assert CHOICE.undefined(found, THREE, more) == {}
+    assert CHOICE.notes(found, THREE, more) == {}
 
 
 def test_every_metric_on_offer_can_be_measured():
@@ -335,7 +335,9 @@ def test_one_answer_for_all_is_seen():
     found = answered(*[[0, 1, 0]] * 4)
     assert CHOICE.constant_prediction(found, THREE) == "option 1"
     matthews = replace(model_task(), task=replace(LISTS, metrics=("matthews",)))
-    assert CHOICE.undefined(found, THREE, matthews) == {"matthews": "every answer is 1"}
+    assert CHOICE.notes(found, THREE, matthews) == {
+        "matthews": "no value, counts 0: every answer is 1"
+    }
     assert CHOICE.measure(found, THREE, matthews) == {"matthews": 0.0}
     always = THREE.select([0, 2])  # where option 2 is right both times, it may be the one answer
     assert CHOICE.constant_prediction(answered([0, 0, 1], [0, 0, 1], data=always), always) is None

@@ -170,10 +170,10 @@ class AnswerQuestions(TaskType):
         names = model_task.task.metrics if all_have_one else (*model_task.task.metrics, *MEASURES)
         return {name: scores[MEASURES[name]] / 100 for name in names if MEASURES[name] in scores}
 
-    def undefined(self, answers: Answers, data: Questions, model_task: ModelTask) -> dict[str, str]:
+    def notes(self, answers: Answers, data: Questions, model_task: ModelTask) -> dict[str, str]:
         if data.has_answer.all() or answers_null(model_task):
             return {}
-        return {"no_answer_exact_match": NEVER_NULL}
+        return {"no_answer_exact_match": f"no value, counts 0: {NEVER_NULL}"}
 
     def constant_prediction(self, answers: Answers, data: Questions) -> str | None:
         says_nothing = not any(candidate.text for candidate in answers.chosen)

@@ -141,8 +141,8 @@ class TaskType:
         """The task's metrics, the main one first; all are fractions (0.91, not 91)."""
         raise NotImplementedError
 
-    def undefined(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, str]:
-        """The metrics that have no value here and are 0 in `measure`, each with the reason."""
+    def notes(self, answers: Any, data: Any, model_task: ModelTask) -> dict[str, str]:
+        """The metrics of `measure` that are 0, or partly, for want of examples, with the reason."""
         raise NotImplementedError
 
     def constant_prediction(self, answers: Any, data: Any) -> str | None:

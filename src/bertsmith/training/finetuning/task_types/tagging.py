@@ -134,11 +134,12 @@ class Tag(TaskType):
         scores = tag_scores(data.tags, answers.tags, data.boundaries, data.scheme)
         return {name: scores[name] for name in model_task.task.metrics}
 
-    def undefined(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, str]:
+    def notes(self, answers: Tagged, data: Sentences, model_task: ModelTask) -> dict[str, str]:
         assert data.tags is not None
         if any(tag != OUTSIDE for tag in (*data.tags, *answers.tags)):
             return {}
-        return {name: "there is no entity" for name in model_task.task.metrics if "entity" in name}
+        note = "no value, counts 0: there is no entity"
+        return {name: note for name in model_task.task.metrics if "entity" in name}
 
     def constant_prediction(self, answers: Tagged, data: Sentences) -> str | None:
         assert data.tags is not None

@@ -28,9 +28,9 @@ from bertsmith.tasks.metrics import (
     check_two_classes,
     compute_metrics,
     label_threshold,
+    metric_notes,
     sigmoid,
     softmax,
-    undefined_metrics,
 )
 from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -81,8 +81,9 @@ class LabelType(TaskType):
         metrics, count = model_task.task.metrics, data.num_classes
         return compute_metrics(metrics, answers.predicted, data.labels, count)
 
-    def undefined(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
-        return undefined_metrics(model_task.task.metrics, answers.predicted, data.labels)
+    def notes(self, answers: Labelled, data: Any, model_task: ModelTask) -> dict[str, str]:
+        metrics, names = model_task.task.metrics, model_task.label_names
+        return metric_notes(metrics, answers.predicted, data.labels, names)
 
     def to_records(self, answers: Labelled, data: Any, model_task: ModelTask) -> Records:
         records = []
