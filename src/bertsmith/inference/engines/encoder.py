@@ -262,9 +262,7 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
                 row[column] = piece[column] + segment[column] + place[column]
             normalize(row, weights.norm, eps)
             ranges[0, token], ranges[1, token] = quantize_row(row, xq[token])
-    wanted, queries = reads, tokens
-    if len(states) or len(weights.output_norm) == 0:
-        wanted = starts
+    queries = tokens
     for layer in range(len(weights.output_norm)):
         if len(states):
             states[layer] = x[:tokens]
@@ -301,3 +299,11 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
                 ranges[0, r], ranges[1, r] = quantize_row(x[r], xq[r])
     end(like)
     return x[:queries]
+
+
+@vectorized
+def dense(x, linear, outputs):
+    """outputs [R, N] = x [R, K] W^T + bias in float32, R a multiple of 32; see `product`."""
+    ranges, sums = np.ones((2, len(x)), np.float32), np.empty((ROWS, COLUMNS), np.float32)
+    for first in range(0, len(x), ROWS):
+        product(x, ranges, first, ROWS, linear, 0, PLAIN, outputs, first, sums)

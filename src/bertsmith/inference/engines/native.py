@@ -1,0 +1,232 @@
+"""Our own engine: a BERT in int8 or float32 on a CPU, by `encoder.py`. No torch.
+
+Weights are quantized and packed once. Texts are read in their order, without padding, a few hundred
+tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
+
+Letters as in encoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from bertsmith.inference.engines.blocks import (
+    AMX_INPUTS,
+    COLUMNS,
+    GELU,
+    GELU_TANH,
+    integer_dtype,
+    packed,
+)
+from bertsmith.inference.engines.encoder import ROWS, Linear, Weights, dense, encode
+from bertsmith.model.config import ModelConfig
+from bertsmith.tasks.features import Features
+
+TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
+LARGEST = np.float32(127)
+Tensors = Mapping[str, np.ndarray]
+"""A model's tensors by our names, float32."""
+Precision = Literal["float32", "int8"]
+
+
+class Head(NamedTuple):
+    """A linear layer in float32."""
+
+    linear: Linear  # with columns of zeros up to a multiple of 32
+    columns: int
+
+
+def why_not(config: ModelConfig, precision: Precision) -> str | None:
+    """The reason why this model or machine is beyond the engine; None: it can be read here."""
+    if config.pre_norm or config.gated or config.causal:
+        return "its layers are not the paper's"
+    sizes = (config.hidden_size, config.intermediate_size, config.hidden_size // config.num_heads)
+    if any(size % COLUMNS for size in sizes):
+        return f"its sizes are no multiples of {COLUMNS}"
+    if precision == "int8" and integer_dtype() is None:
+        return "this processor has no products of integers that are known here"
+    return None
+
+
+def row_dtype(config: ModelConfig, precision: Precision) -> np.dtype:
+    """The dtype of rows as they are multiplied, which picks the instruction; see blocks.py."""
+    dtype = integer_dtype() if precision == "int8" else np.dtype(np.float32)
+    assert dtype is not None
+    if dtype == np.int8 and config.hidden_size % AMX_INPUTS:
+        return np.dtype(np.uint8)  # a processor with AMX has VNNI
+    return dtype
+
+
+@dataclass(frozen=True)
+class NativeModel:
+    """An encoder, and the linear layers of its head."""
+
+    config: ModelConfig
+    weights: Weights
+    dtype: np.dtype
+    heads: Mapping[str, Head]
+    """By our names, such as "pooler.dense"."""
+    threads: int
+
+    @classmethod
+    def make(
+        cls, tensors: Tensors, config: ModelConfig, precision: Precision, threads: int
+    ) -> NativeModel:
+        """Quantize and pack a model that `why_not` has nothing against."""
+        dtype = row_dtype(config, precision)
+
+        def named(name: str) -> list[np.ndarray]:
+            return [tensors[f"encoder.layers.{n}.{name}"] for n in range(config.num_layers)]
+
+        def norms(name: str) -> np.ndarray:
+            pairs = zip(named(f"{name}.weight"), named(f"{name}.bias"), strict=True)
+            return np.stack([np.stack(pair) for pair in pairs])
+
+        def linear(name: str, rows: slice = slice(None)) -> Linear:
+            matrices = zip(named(f"{name}.weight"), named(f"{name}.bias"), strict=True)
+            return stacked([(weight[rows], bias[rows]) for weight, bias in matrices], dtype)
+
+        own, size = "encoder.embeddings", config.hidden_size
+        weights = Weights(
+            *(tensors[f"{own}.{name}.weight"] for name in ("token", "position", "segment")),
+            np.stack([tensors[f"{own}.norm.weight"], tensors[f"{own}.norm.bias"]]),
+            linear("qkv", slice(0, size)),
+            linear("qkv", slice(size, None)),
+            linear("attention_output"),
+            norms("attention_norm"),
+            linear("intermediate"),
+            linear("output"),
+            norms("output_norm"),
+        )
+        heads = {}
+        for name, weight in tensors.items():
+            module, _, kind = name.rpartition(".")
+            if kind == "weight" and weight.ndim == 2 and not module.startswith("encoder."):
+                heads[module] = head_linear(weight, tensors[f"{module}.bias"])
+        return cls(config, weights, dtype, heads, threads)
+
+    def states(
+        self, features: Features, rows: np.ndarray, reads: np.ndarray, all_layers: bool = False
+    ) -> np.ndarray:
+        """Hidden states float32 [Q, H] of the tokens `rows`, Q in all, of all R texts.
+
+        Of text r they are rows[reads[r]:reads[r + 1]], numbers of tokens in rising order.
+        `all_layers` gives [L + 1, T, H], and reads all tokens.
+        """
+        assert features.ids.max(initial=0) < len(self.weights.tokens)
+        layers, tokens = len(self.weights.output_norm), len(features.ids)
+        shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
+        states = np.empty(shape, np.float32)
+        last = encode(
+            features.ids,
+            features.token_types,
+            features.boundaries,
+            rows,
+            reads,
+            self.weights,
+            self.config.num_heads,
+            np.float32(self.config.layer_norm_eps),
+            GELU_TANH if self.config.activation == "gelu_tanh" else GELU,
+            np.zeros(1, self.dtype),
+            states,
+        )
+        return np.concatenate([states, last[None]]) if all_layers else last
+
+    def head(self, name: str, x: np.ndarray) -> np.ndarray:
+        """A linear layer's outputs, float32 [R, N] of [R, H]."""
+        (linear, columns), rows = self.heads[name], len(x)
+        padded = np.zeros((-(-rows // ROWS) * ROWS, x.shape[1]), np.float32)
+        padded[:rows] = x
+        outputs = np.empty((len(padded), linear.bias.shape[1]), np.float32)
+        dense(padded, linear, outputs)
+        return outputs[:rows, :columns]
+
+    def first_states(self, features: Features) -> np.ndarray:
+        """At [CLS], float32 [R, H]."""
+        return self.states(features, features.boundaries[:-1], np.arange(len(features) + 1))
+
+    def token_states(self, features: Features) -> np.ndarray:
+        """At every token, float32 [T, H]."""
+        return self.states(features, np.arange(len(features.ids)), features.boundaries)
+
+    def outputs(self, features: Features) -> np.ndarray:
+        """The head's: float32 [R, N], or [T, N] of a head over tokens."""
+        if "span" in self.heads:
+            return self.head("span", self.token_states(features))
+        if "pooler.dense" in self.heads:
+            pooled = np.tanh(self.head("pooler.dense", self.first_states(features)))
+            return self.head("classifier", pooled)
+        return self.head("classifier", self.token_states(features))
+
+    def map(
+        self, features: Features, compute: Callable[[Features], np.ndarray]
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """(Numbers of rows, what `compute` makes of them) for all rows in their order."""
+        parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
+        work = ((part, compute_range(features, part)) for part in parts)
+        if self.threads == 1 or len(parts) == 1:
+            yield from ((part, compute(some)) for part, some in work)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            ahead = [
+                (part, pool.submit(compute, some)) for part, some in islice(work, 2 * self.threads)
+            ]
+            while ahead:
+                part, outcome = ahead.pop(0)
+                yield part, outcome.result()
+                ahead += [(part, pool.submit(compute, some)) for part, some in islice(work, 1)]
+
+
+def compute_range(features: Features, part: slice) -> Features:
+    """Some consecutive rows by themselves."""
+    edges = features.boundaries[part.start : part.stop + 1]
+    tokens = slice(edges[0], edges[-1])
+    return replace(
+        features,
+        ids=features.ids[tokens],
+        token_types=features.token_types[tokens],
+        boundaries=edges - edges[0],
+        labels=None,
+    )
+
+
+def row_ranges(lengths: np.ndarray, budget: int) -> list[slice]:
+    """Consecutive rows of at most `budget` tokens together, or one longer row.
+
+    >>> row_ranges(np.array([3, 4, 9, 1]), 8)
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    ranges, first, total = [], 0, 0
+    for row, length in enumerate(lengths.tolist()):
+        if row > first and total + length > budget:
+            ranges.append(slice(first, row))
+            first, total = row, 0
+        total += length
+    return [*ranges, slice(first, len(lengths))] if len(lengths) else []
+
+
+def stacked(layers: Sequence[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> Linear:
+    """The (weight [N, K], bias [N]) of each layer, for rows of `dtype`."""
+    parts = []
+    for weight, bias in layers:
+        scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
+        if dtype != np.float32:
+            scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LARGEST
+            matrix = np.rint(weight / scale[:, None]).astype(np.int8)
+            total = matrix.sum(axis=1) * scale
+        parts.append((packed(matrix, dtype), scale, total.astype(np.float32), bias))
+    return Linear(*(np.stack(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def head_linear(weight: np.ndarray, bias: np.ndarray) -> Head:
+    """A layer of a head, packed."""
+    more = -len(weight) % COLUMNS
+    padded = np.pad(weight, ((0, more), (0, 0)))
+    linear = stacked([(padded, np.pad(bias, (0, more)))], np.dtype(np.float32))
+    return Head(linear, len(weight))
