@@ -1,17 +1,18 @@
-"""float32 or bf16: in which of them a model answers, measured on rows that it is to answer."""
+"""The precision in which a model answers, measured on rows that it is to answer."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.training.engine import LEAST_GAIN, Engine, has_bf16
+from bertsmith.training.engine import LEAST_GAIN, Engine
 
-FEWEST_ROWS = 800  # below, measuring costs more than bf16 saves
+FEWEST_ROWS = 800  # below, measuring costs more than it saves
 SHARE, SAMPLE = 100, (8, 64)  # one row of so many is measured, within these numbers
 TURNS = 2  # after a first one, which loads the weights and is not timed
 TOLERANCE = 0.03  # as `doctor` allows bf16; 12 layers were off by 1.5% at most; see `deviation`
@@ -21,39 +22,45 @@ Compute = Callable[[Engine, np.ndarray], np.ndarray]
 
 
 class Trial(NamedTuple):
-    """Seconds in both precisions, and the deviation of bf16, on a sample of rows."""
+    """A precision beside float32 on a sample of rows."""
 
-    float32: float
-    bf16: float
+    precision: str
+    gain: float  # float32's time over its own
     deviation: float
 
     @property
-    def takes_bf16(self) -> bool:
+    def is_taken(self) -> bool:
         """False where the deviation is no number."""
-        is_faster = self.bf16 <= (1 - LEAST_GAIN) * self.float32
-        return is_faster and self.deviation <= TOLERANCE
+        return self.gain * (1 - LEAST_GAIN) >= 1 and self.deviation <= TOLERANCE
 
 
-def try_bf16(engine: Engine, count: int, compute: Compute) -> Trial | None:
-    """Run a float32 engine and the same in bf16 by turns on some of `count` rows, evenly spread.
+def quickest(
+    engine: Engine, count: int, compute: Compute, precisions: Sequence[str]
+) -> Trial | None:
+    """The quickest of the precisions that agree with float32 on some of `count` rows.
 
-    None: bf16 has no hardware, or there are too few rows to gain by it.
+    They run by turns with a float32 engine on rows that are evenly spread. None: nothing is gained,
+    or there are too few rows to gain by it.
     """
-    if count < FEWEST_ROWS or not has_bf16(engine.device):
+    if count < FEWEST_ROWS or not precisions:
         return None
     few, many = SAMPLE
     rows = np.linspace(0, count - 1, min(max(count // SHARE, few), many)).astype(np.int64)
     # the time that other processes take of a CPU does not count
     clock = time.process_time if engine.device.type == "cpu" else time.perf_counter
-    engines = engine, replace(engine, precision="bf16")
-    exact, quick = (compute(each, rows) for each in engines)
-    seconds: list[list[float]] = [[], []]
+    engines = [engine, *(replace(engine, precision=name) for name in precisions)]
+    outputs = [compute(each, rows) for each in engines]
+    seconds = [math.inf] * len(engines)
     for _ in range(TURNS):
-        for each, taken in zip(engines, seconds, strict=True):
+        for number, each in enumerate(engines):
             started = clock()
             compute(each, rows)
-            taken.append(clock() - started)
-    return Trial(min(seconds[0]), min(seconds[1]), deviation(exact, quick))
+            seconds[number] = min(seconds[number], clock() - started)
+    trials = [
+        Trial(name, seconds[0] / own, deviation(outputs[0], found))
+        for name, own, found in zip(precisions, seconds[1:], outputs[1:], strict=True)
+    ]
+    return max((one for one in trials if one.is_taken), key=lambda one: one.gain, default=None)
 
 
 def deviation(exact: np.ndarray, quick: np.ndarray) -> float:

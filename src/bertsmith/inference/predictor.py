@@ -26,9 +26,10 @@ from bertsmith.inference.answers import (
     TaggedText,
 )
 from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
+from bertsmith.inference.engines.native import NativeModel, why_not
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run, task_of_texts
-from bertsmith.inference.precision import Compute, try_bf16
+from bertsmith.inference.precision import Compute, quickest
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import BareModel, PreTrainingModel, TaskModel
 from bertsmith.model.initialization import Module
@@ -42,7 +43,7 @@ from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
 from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
-from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.engine import Engine, choose_engine, has_bf16
 from bertsmith.training.finetuning.hidden_states import Pool, head_outputs
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
@@ -58,15 +59,20 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
     """Open a run directory, a Hugging Face folder or a model of the Hugging Face hub.
 
     device     "auto": a GPU where there is one; or "cpu", "cuda", "cuda:1"
-    precision  "bf16" is quicker on machines that multiply it, and a little less exact; "auto": bf16
-               for all texts, if the first ones are many and a sample shows it faster and hardly off
+    precision  "int8" and, where the machine multiplies it, "bf16" are quicker and less exact;
+               "auto": one of them for all texts, if the first ones are many and a sample shows it
+               faster and hardly off
 
     Errors: ValueError for a folder without a model, files that do not fit one another, a device or
     precision that this machine does not have.
     """
-    is_open = precision == "auto"
-    engine = choose_engine(device, "float32" if is_open else precision)
-    return Predictor(open_model_folder(str(model)), engine, is_open)
+    engine = choose_engine(device, "float32" if precision in ("auto", "int8") else precision)
+    predictor = Predictor(open_model_folder(str(model)), engine, precision == "auto")
+    if precision == "int8":
+        if reason := predictor.why_not("int8"):
+            raise ValueError(f"{predictor.folder}: `precision='int8'`: {reason}; use float32")
+        predictor.use_precision("int8")
+    return predictor
 
 
 class Predictor:
@@ -81,6 +87,7 @@ class Predictor:
         self.folder = folder
         self.engine = engine
         self._precision_is_open = precision_is_open
+        self._native: dict[tuple[str, str], NativeModel] = {}
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
 
@@ -359,8 +366,32 @@ class Predictor:
         engine: Engine | None = None,
     ) -> np.ndarray:
         """The head's outputs for rows, float32; see `head_outputs`. `engine` None: the model's."""
-        pad_id, engine = self.tokenizer.vocabulary.pad_id, engine or self.engine
+        engine = engine or self.engine
+        if native := self.native(engine, "task_model"):
+            return native.run(features, native.outputs, on_batch)
+        pad_id = self.tokenizer.vocabulary.pad_id
         return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
+
+    def why_not(self, precision: str) -> str | None:
+        """The reason why our own engine cannot answer in `precision`; None: it can."""
+        if self.engine.device.type != "cpu":
+            return f"{self.engine.device} is no CPU"
+        if model_class(self.folder) is FrozenTagger:
+            return "an LSTM reads its layers"
+        return why_not(self.config, precision)
+
+    def native(self, engine: Engine, name: str) -> NativeModel | None:
+        """The model of that property in our own engine; None where PyTorch is to answer."""
+        if self.why_not(engine.precision):
+            return None
+        key = name, engine.precision
+        if key not in self._native:
+            state = getattr(self, name).state_dict()
+            prefix = "encoder." if name == "encoder" else ""
+            tensors = {prefix + own: tensor.float().numpy() for own, tensor in state.items()}
+            made = NativeModel.make(tensors, self.config, engine.precision, engine.threads)
+            self._native[key] = made
+        return self._native[key]
 
     def resolve_precision_for(self, features: Features) -> None:
         """`resolve_precision` by the head's outputs for some of these rows."""
@@ -369,24 +400,25 @@ class Predictor:
         )
 
     def use_precision(self, precision: str) -> None:
-        """Compute in `precision`, float32 or bf16, from now on."""
+        """Compute in `precision`, float32, bf16 or int8, from now on."""
         self._precision_is_open = False
         self.engine = replace(self.engine, precision=precision)
 
     def resolve_precision(self, count: int, compute: Compute) -> None:
-        """Choose bf16 or float32 for good, if that is open, by some of `count` rows.
+        """Choose the precision for good, if that is open, by some of `count` rows.
 
-        A line on stderr says when it is bf16.
+        A line on stderr says when it is not float32.
         """
         if not self._precision_is_open:
             return
         self._precision_is_open = False
-        trial = try_bf16(self.engine, count, compute)
-        if trial is not None and trial.takes_bf16:
-            self.use_precision("bf16")
+        precisions = ["bf16"] if has_bf16(self.engine.device) else []
+        precisions += [] if self.why_not("int8") else ["int8"]
+        if trial := quickest(self.engine, count, compute, precisions):
+            self.use_precision(trial.precision)
             print(
-                f"{self.folder}: answers in bf16, {trial.float32 / trial.bf16:.1f}x as fast here "
-                f"and {trial.deviation:.1%} off at most in a sample; float32 precision is exact",
+                f"{self.folder}: answers in {trial.precision}, {trial.gain:.1f}x as fast here and "
+                f"{trial.deviation:.1%} off at most in a sample; float32 precision is exact",
                 file=sys.stderr,
             )
 

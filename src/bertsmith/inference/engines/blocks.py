@@ -37,6 +37,7 @@ BYTE, INT, WIDE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, SHORT, NOTHING = ir.FloatType(), ir.IntType(16), ir.VoidType()
 POINTER = BYTE.as_pointer()
 ADDRESS = types.CPointer(types.int8)
+emitted: Any = intrinsic  # a function that is given code, not arguments
 
 
 @cache
@@ -87,7 +88,7 @@ def _function(module: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return known or ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
-@intrinsic
+@emitted
 def address(context, array, element):
     """The address of an element, by its number, of a contiguous array."""
 
@@ -98,7 +99,7 @@ def address(context, array, element):
     return ADDRESS(array, types.int64), code
 
 
-@intrinsic
+@emitted
 def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
     """c[M, 32] = a[M, K] b[K, 32], M = `rows` rounded up to a multiple of 8 (AMX: of 16).
 
@@ -117,7 +118,7 @@ def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
     return types.void(like, *steps, types.int64, types.int64), code
 
 
-@intrinsic
+@emitted
 def begin(context, like):
     """Ready a thread for `block` with rows of that dtype."""
 
@@ -135,7 +136,7 @@ def begin(context, like):
     return types.void(like), code
 
 
-@intrinsic
+@emitted
 def end(context, like):
     """Free what `begin` took."""
 
@@ -150,7 +151,7 @@ def end(context, like):
 PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 
-@intrinsic
+@emitted
 def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
     """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
 
@@ -174,7 +175,7 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
             first = builder.insert_element(undefined, number, ir.Constant(INT, 0))
             return builder.shuffle_vector(first, undefined, ir.Constant(integers, zero_to_15))
 
-        def constant(number: float) -> Any:
+        def constant(number: Any) -> Any:
             return ir.Constant(vector, [float(number)] * lanes)
 
         def load(place: Any, half: int, like: Any = vector) -> Any:

@@ -16,7 +16,7 @@ size, N columns, V pieces, L layers.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
@@ -75,7 +75,7 @@ class Weights(NamedTuple):
     output_norm: np.ndarray  # float32 [L, 2, H]
 
 
-def group(rows):  # pyright: ignore
+def group(rows: Any) -> Any:
     """Inputs of a column that an instruction takes at once."""
 
 
@@ -85,7 +85,7 @@ def _group(rows):
     return lambda rows: number
 
 
-def empty_sums(rows):  # pyright: ignore
+def empty_sums(rows: Any) -> Any:
     """Room for a block of products of such rows."""
 
 
@@ -95,7 +95,7 @@ def _empty_sums(rows):
     return lambda rows: np.empty((ROWS, COLUMNS), number)
 
 
-def quantize_row(line, row):  # pyright: ignore
+def quantize_row(line: Any, row: Any) -> Any:
     """Write a row's q; its (scale, low)."""
 
 

@@ -8,11 +8,12 @@ Letters as in encoder.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,6 @@ TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
 Tensors = Mapping[str, np.ndarray]
 """A model's tensors by our names, float32."""
-Precision = Literal["float32", "int8"]
 
 
 class Head(NamedTuple):
@@ -42,8 +42,10 @@ class Head(NamedTuple):
     columns: int
 
 
-def why_not(config: ModelConfig, precision: Precision) -> str | None:
+def why_not(config: ModelConfig, precision: str) -> str | None:
     """The reason why this model or machine is beyond the engine; None: it can be read here."""
+    if precision not in ("float32", "int8"):
+        return f"{precision} is PyTorch's"
     if config.pre_norm or config.gated or config.causal:
         return "its layers are not the paper's"
     sizes = (config.hidden_size, config.intermediate_size, config.hidden_size // config.num_heads)
@@ -54,7 +56,7 @@ def why_not(config: ModelConfig, precision: Precision) -> str | None:
     return None
 
 
-def row_dtype(config: ModelConfig, precision: Precision) -> np.dtype:
+def row_dtype(config: ModelConfig, precision: str) -> np.dtype:
     """The dtype of rows as they are multiplied, which picks the instruction; see blocks.py."""
     dtype = integer_dtype() if precision == "int8" else np.dtype(np.float32)
     assert dtype is not None
@@ -76,7 +78,7 @@ class NativeModel:
 
     @classmethod
     def make(
-        cls, tensors: Tensors, config: ModelConfig, precision: Precision, threads: int
+        cls, tensors: Tensors, config: ModelConfig, precision: str, threads: int
     ) -> NativeModel:
         """Quantize and pack a model that `why_not` has nothing against."""
         dtype = row_dtype(config, precision)
@@ -94,15 +96,17 @@ class NativeModel:
 
         own, size = "encoder.embeddings", config.hidden_size
         weights = Weights(
-            *(tensors[f"{own}.{name}.weight"] for name in ("token", "position", "segment")),
-            np.stack([tensors[f"{own}.norm.weight"], tensors[f"{own}.norm.bias"]]),
-            linear("qkv", slice(0, size)),
-            linear("qkv", slice(size, None)),
-            linear("attention_output"),
-            norms("attention_norm"),
-            linear("intermediate"),
-            linear("output"),
-            norms("output_norm"),
+            tokens=tensors[f"{own}.token.weight"],
+            positions=tensors[f"{own}.position.weight"],
+            segments=tensors[f"{own}.segment.weight"],
+            norm=np.stack([tensors[f"{own}.norm.weight"], tensors[f"{own}.norm.bias"]]),
+            query=linear("qkv", slice(0, size)),
+            key_value=linear("qkv", slice(size, None)),
+            attention_output=linear("attention_output"),
+            attention_norm=norms("attention_norm"),
+            intermediate=linear("intermediate"),
+            output=linear("output"),
+            output_norm=norms("output_norm"),
         )
         heads = {}
         for name, weight in tensors.items():
@@ -164,26 +168,31 @@ class NativeModel:
             return self.head("classifier", pooled)
         return self.head("classifier", self.token_states(features))
 
-    def map(
-        self, features: Features, compute: Callable[[Features], np.ndarray]
-    ) -> Iterator[tuple[slice, np.ndarray]]:
-        """(Numbers of rows, what `compute` makes of them) for all rows in their order."""
+    def run(
+        self,
+        features: Features,
+        compute: Callable[[Features], np.ndarray],
+        on_batch: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """All that `compute` makes of the rows, in their order.
+
+        `on_batch` gets the number of rows in each part that is done.
+        """
         parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
-        work = ((part, compute_range(features, part)) for part in parts)
-        if self.threads == 1 or len(parts) == 1:
-            yield from ((part, compute(some)) for part, some in work)
-            return
+        found = []
         with ThreadPoolExecutor(self.threads) as pool:
-            ahead = [
-                (part, pool.submit(compute, some)) for part, some in islice(work, 2 * self.threads)
-            ]
+            begun = ((part, pool.submit(compute, row_range(features, part))) for part in parts)
+            ahead = deque(islice(begun, 2 * self.threads))
             while ahead:
-                part, outcome = ahead.pop(0)
-                yield part, outcome.result()
-                ahead += [(part, pool.submit(compute, some)) for part, some in islice(work, 1)]
+                part, outcome = ahead.popleft()
+                found.append(outcome.result())
+                ahead.extend(islice(begun, 1))
+                if on_batch:
+                    on_batch(part.stop - part.start)
+        return np.concatenate(found)
 
 
-def compute_range(features: Features, part: slice) -> Features:
+def row_range(features: Features, part: slice) -> Features:
     """Some consecutive rows by themselves."""
     edges = features.boundaries[part.start : part.stop + 1]
     tokens = slice(edges[0], edges[-1])
