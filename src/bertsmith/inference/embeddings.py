@@ -22,7 +22,7 @@ from bertsmith.training.finetuning.hidden_states import (
 )
 
 if TYPE_CHECKING:
-    from bertsmith.inference.precision import Compute
+    from bertsmith.inference.engines.precision import Compute
     from bertsmith.model.config import ModelConfig
     from bertsmith.model.encoder import Encoder
     from bertsmith.training.engine import Engine

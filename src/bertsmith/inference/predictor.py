@@ -27,9 +27,9 @@ from bertsmith.inference.answers import (
 )
 from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
 from bertsmith.inference.engines.native import NativeModel, why_not
+from bertsmith.inference.engines.precision import Compute, quickest
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run, task_of_texts
-from bertsmith.inference.precision import Compute, quickest
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import BareModel, PreTrainingModel, TaskModel
 from bertsmith.model.initialization import Module

@@ -1,9 +1,11 @@
-"""Our own engine: a BERT in int8 or float32 on a CPU, by `encoder.py`. No torch.
+"""Our own engine: a BERT in int8 or float32 on a CPU, without torch.
+
+Its loops are those of `model/kernels/unpadded_encoder.py`.
 
 Weights are quantized and packed once. Texts are read in their order, without padding, a few hundred
 tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
 
-Letters as in encoder.py.
+Letters as there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.inference.engines.blocks import (
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.blocks import (
     AMX_INPUTS,
     COLUMNS,
     GELU,
@@ -25,8 +28,7 @@ from bertsmith.inference.engines.blocks import (
     integer_dtype,
     packed,
 )
-from bertsmith.inference.engines.encoder import ROWS, Linear, Weights, dense, encode
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.unpadded_encoder import ROWS, Linear, Weights, dense, encode
 from bertsmith.tasks.features import Features
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches

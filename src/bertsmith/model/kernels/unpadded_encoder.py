@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from bertsmith.inference.engines.blocks import (
+from bertsmith.model.kernels.blocks import (
     COLUMNS,
     GELU,
     GELU_TANH,

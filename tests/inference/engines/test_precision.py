@@ -1,81 +1,84 @@
-"""bf16 answers where a sample of many rows shows it faster and hardly off; else float32."""
+"""A quicker precision answers where a sample shows it faster and hardly off; else float32."""
 
 import numpy as np
 import pytest
 import torch
 
 import bertsmith
-from bertsmith.inference import precision, predictor
-from bertsmith.inference.precision import Trial, deviation, try_bf16
+from bertsmith.inference import predictor
+from bertsmith.inference.engines import precision
+from bertsmith.inference.engines.precision import Trial, deviation, quickest
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.training.engine import Engine
 
-from ..tiny import cli, piece_tokenizer, random_model, write
+from ...tiny import cli, piece_tokenizer, random_model, write
 
 TEXT = "the a cat dog sat on mat . good bad"
 WORDS = TEXT.split()
 TEXTS = [" ".join(WORDS[k % 7 : k % 7 + 1 + k % 4]) for k in range(20)]
 FLOAT32 = Engine(torch.device("cpu"), "float32", 1)
 SUFFIXES = {"predict": ".jsonl", "embed": ".npy", "features": ""}
-FASTER, SLOWER, OFF = Trial(1.0, 0.5, 0.01), Trial(1.0, 0.91, 0.01), Trial(1.0, 0.5, 0.031)
+FASTER = Trial("bf16", 2.0, 0.01)
 
 
 class Machine:
-    """A clock that goes on by `bf16` seconds for each sample in bf16 and by 1 in float32, and
-    outputs that are `off` by so much in bf16."""
+    """A clock that goes on by a precision's seconds for each sample, and outputs that are `off`."""
 
-    def __init__(self, bf16, off=0.01):
-        self.seconds, self.bf16, self.off, self.rows = 0.0, bf16, off, []
+    def __init__(self, seconds, off=None):
+        self.now, self.seconds, self.off, self.rows = (
+            0.0,
+            {"float32": 1.0, **seconds},
+            off or {},
+            [],
+        )
 
     def compute(self, engine, rows):
-        narrow = engine.precision == "bf16"
-        self.seconds += self.bf16 if narrow else 1.0
+        self.now += self.seconds[engine.precision]
         self.rows.append(rows)
-        return np.full((len(rows), 4), 1.0 + self.off * narrow, np.float32)
-
-
-@pytest.fixture
-def has_bf16(monkeypatch):
-    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+        return np.full((len(rows), 4), 1.0 + self.off.get(engine.precision, 0.0), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("bf16", "off", "taken"),
+    ("seconds", "off", "taken"),
     [
-        (0.3, 0.01, True),
-        (0.9, 0.01, True),
-        (0.92, 0.01, False),
-        (3.0, 0.01, False),
-        (0.3, 0.029, True),
-        (0.3, 0.031, False),
-        (0.3, np.nan, False),
+        ({"bf16": 0.3}, {"bf16": 0.01}, "bf16"),
+        ({"bf16": 0.9}, {"bf16": 0.01}, "bf16"),
+        ({"bf16": 0.92}, {"bf16": 0.01}, None),
+        ({"bf16": 3.0}, {"bf16": 0.01}, None),
+        ({"bf16": 0.3}, {"bf16": 0.029}, "bf16"),
+        ({"bf16": 0.3}, {"bf16": 0.031}, None),
+        ({"bf16": 0.3}, {"bf16": np.nan}, None),
+        ({"bf16": 0.5, "int8": 0.3}, {"int8": 0.02}, "int8"),
+        ({"bf16": 0.3, "int8": 0.5}, {"int8": 0.02}, "bf16"),
+        ({"bf16": 0.5, "int8": 0.3}, {"int8": 0.04}, "bf16"),
     ],
+    ids=str,
 )
-def test_bf16_must_be_faster_and_agree(has_bf16, monkeypatch, bf16, off, taken):
-    machine = Machine(bf16, off)
-    monkeypatch.setattr(precision.time, "process_time", lambda: machine.seconds)
-    trial = try_bf16(FLOAT32, 2000, machine.compute)
-    assert trial is not None and trial.takes_bf16 == taken
-    assert (trial.float32, trial.bf16) == pytest.approx((1.0, bf16))
-    assert len(machine.rows) == 6  # each once unmeasured, then by turns
+def test_a_precision_must_be_faster_and_agree(monkeypatch, seconds, off, taken):
+    machine = Machine(seconds, off)
+    monkeypatch.setattr(precision.time, "process_time", lambda: machine.now)
+    trial = quickest(FLOAT32, 2000, machine.compute, list(seconds))
+    assert (trial and trial.precision) == taken
+    if trial:
+        assert trial.gain == pytest.approx(1 / seconds[taken])
+    assert len(machine.rows) == 3 * (1 + len(seconds))  # each once unmeasured, then by turns
 
 
 @pytest.mark.parametrize(("count", "sample"), [(800, 8), (2000, 20), (10**6, 64)])
-def test_the_sample_is_small_and_spread_over_all_rows(has_bf16, count, sample):
-    machine = Machine(1.0)
-    assert try_bf16(FLOAT32, count, machine.compute)
+def test_the_sample_is_small_and_spread_over_all_rows(monkeypatch, count, sample):
+    machine = Machine({"bf16": 1.0})
+    monkeypatch.setattr(precision.time, "process_time", lambda: machine.now)
+    assert quickest(FLOAT32, count, machine.compute, ["bf16"]) is None
     for rows in machine.rows:
         assert len(set(rows)) == sample and rows[0] == 0 and rows[-1] == count - 1
     assert 6 * sample <= 0.061 * count
 
 
-def test_few_rows_and_machines_without_bf16_are_not_measured(monkeypatch):
-    machine = Machine(0.1)
-    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
-    assert try_bf16(FLOAT32, 799, machine.compute) is None
-    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
-    assert try_bf16(FLOAT32, 10**6, machine.compute) is None
+def test_few_rows_and_machines_with_nothing_quicker_are_not_measured():
+    machine = Machine({"bf16": 0.1})
+    assert quickest(FLOAT32, 799, machine.compute, ["bf16"]) is None
+    assert quickest(FLOAT32, 10**6, machine.compute, []) is None
     assert not machine.rows
 
 
@@ -99,12 +102,12 @@ def tried(monkeypatch):
     asked = []
 
     def of(trial):
-        def try_it(engine, count, compute):
+        def try_it(engine, count, compute, precisions):
             outputs = [compute(engine, np.array([0, 5])), compute(engine, np.arange(count))]
             asked.append([output.shape for output in outputs])
             return trial
 
-        monkeypatch.setattr(predictor, "try_bf16", try_it)
+        monkeypatch.setattr(predictor, "quickest", try_it)
         return asked
 
     return of
@@ -122,12 +125,11 @@ def test_a_predictor_settles_once_and_for_good(folder, tried, capsys):
         "float32 precision is exact\n"
     )
     assert model.classify(TEXTS) == narrow and len(asked) == 1
-    for trial in (SLOWER, OFF, None):
-        tried(trial)
-        model = bertsmith.load(folder, precision="auto")
-        assert model.classify(TEXTS) == exact
-        tried(FASTER)  # comes too late: a text has one answer
-        assert model.classify(TEXTS) == exact
+    tried(None)
+    model = bertsmith.load(folder, precision="auto")
+    assert model.classify(TEXTS) == exact
+    tried(FASTER)  # comes too late: a text has one answer
+    assert model.classify(TEXTS) == exact
     assert capsys.readouterr().err == ""
 
 
@@ -156,5 +158,5 @@ def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command)
     assert ran("faster") == (narrow[0], True)
     ((two, whole),) = asked
     assert whole[0] > two[0] and two[1:] == whole[1:]
-    tried(SLOWER)
+    tried(None)
     assert ran("slower") == exact

@@ -1,0 +1,147 @@
+"""The native engine beside PyTorch: the same in float32, near in int8, and alone as in company."""
+
+import numpy as np
+import pytest
+import torch
+
+from bertsmith.inference.engines import native
+from bertsmith.inference.engines.native import NativeModel, row_ranges, why_not
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import (
+    BareModel,
+    OptionScorer,
+    SequenceClassifier,
+    SpanPredictor,
+    TokenClassifier,
+)
+from bertsmith.model.kernels.blocks import cpu_features
+from bertsmith.tasks.features import Features
+from bertsmith.training.engine import Engine
+from bertsmith.training.finetuning.hidden_states import head_outputs, states_at
+
+CONFIG = ModelConfig(300, 64, 3, 2, 128, max_positions=160)
+CPU = Engine(torch.device("cpu"), "float32", 1)
+INTEGERS = [
+    pytest.param(name, marks=pytest.mark.skipif(needs not in cpu_features(), reason=f"no {needs}"))
+    for name, needs in (("uint8", "avx512vnni"), ("int16", "avx2"))
+]
+
+
+def some_texts(count=40, seed=0):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 80, count)
+    lengths[:2] = 160, 33  # the longest, and one more than a block
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    ids, types = random.integers(0, 300, edges[-1]), random.integers(0, 2, edges[-1])
+    return Features(ids.astype(np.int32), types.astype(np.int32), edges, None, 160, 0)
+
+
+def made(head, config=CONFIG, outputs=3):
+    model = (head(config, outputs) if head is not BareModel else head(config)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():  # of norms and biases, too
+            weight.normal_(mean=float(weight.ndim == 1), std=0.2, generator=generator)
+    return model, {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("head", "outputs"),
+    [(SequenceClassifier, 3), (OptionScorer, 1), (TokenClassifier, 40), (SpanPredictor, 2)],
+)
+def test_in_float32_it_answers_as_pytorch(head, outputs, activation):
+    config = ModelConfig(300, 64, 3, 2, 128, max_positions=160, activation=activation)
+    model, tensors = made(head, config, outputs)
+    texts = some_texts()
+    ours = NativeModel.make(tensors, config, "float32", 2)
+    found, expected = ours.run(texts, ours.outputs), head_outputs(model, texts, 0, CPU)
+    assert found.shape == expected.shape
+    # both sum in float32, in other orders
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_in_int8_it_is_near_and_the_same_by_every_instruction(monkeypatch, dtype):
+    model, tensors = made(TokenClassifier)
+    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(dtype))
+    texts, ours = some_texts(), NativeModel.make(tensors, CONFIG, "int8", 1)
+    assert ours.dtype == dtype
+    found, expected = ours.run(texts, ours.outputs), head_outputs(model, texts, 0, CPU)
+    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1)
+    assert (cosines / np.linalg.norm(expected, axis=1)).mean() > 0.998
+    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(np.int16))
+    narrow = NativeModel.make(tensors, CONFIG, "int8", 1)
+    assert (narrow.run(texts, narrow.outputs) == found).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_text_has_the_same_bits_alone_and_in_any_company(precision):
+    if why_not(CONFIG, precision):
+        pytest.skip(why_not(CONFIG, precision))
+    _, tensors = made(SequenceClassifier)
+    texts = some_texts(300)
+    one = NativeModel.make(tensors, CONFIG, precision, 1)
+    expected = one.run(texts, one.outputs)
+    two = NativeModel.make(tensors, CONFIG, precision, 2)
+    assert (two.run(texts, two.outputs) == expected).all()
+    order = np.random.default_rng(1).permutation(len(texts))
+    assert (two.run(texts.of_rows(order), two.outputs) == expected[order]).all()
+    for row in range(0, len(texts), 7):
+        assert (one.outputs(texts.of_rows(np.array([row]))) == expected[row]).all()
+
+
+def test_the_states_of_all_layers_are_pytorchs():
+    model, tensors = made(BareModel)
+    texts = some_texts(9)
+    ours = NativeModel.make(tensors, CONFIG, "float32", 1)
+    places = np.arange(len(texts.ids))
+    found = ours.states(texts, places, texts.boundaries, all_layers=True)
+    layers = range(CONFIG.num_layers + 1)
+    for taken, states in states_at(model.encoder, texts, places, layers, CPU, 512):
+        for layer, expected in enumerate(states):
+            np.testing.assert_allclose(found[layer, taken], expected.numpy(), atol=2e-5)
+
+
+def test_all_states_of_the_last_layer_are_those_of_single_tokens():
+    _, tensors = made(BareModel)
+    texts = some_texts(20)
+    ours = NativeModel.make(tensors, CONFIG, "float32", 1)
+    assert (ours.first_states(texts) == ours.token_states(texts)[texts.boundaries[:-1]]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pre_norm": True}, "not the paper's"),
+        ({"gated": True}, "not the paper's"),
+        ({"causal": True}, "not the paper's"),
+        ({"num_heads": 4}, "no multiples of 32"),
+        ({"intermediate_size": 100}, "no multiples of 32"),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_models_beyond_the_engine_are_named(changes, says):
+    shape = {"hidden_size": 64, "num_layers": 1, "num_heads": 2, "intermediate_size": 128}
+    reason = why_not(ModelConfig(300, **(shape | changes)), "float32")
+    assert reason is None if says is None else says in reason
+    assert "PyTorch's" in why_not(CONFIG, "bf16")
+
+
+def test_a_processor_without_integer_products_says_so(monkeypatch):
+    monkeypatch.setattr(native, "integer_dtype", lambda: None)
+    assert "no products of integers" in why_not(CONFIG, "int8")
+    assert why_not(CONFIG, "float32") is None
+
+
+def test_amx_wants_64_inputs_else_vnni_answers(monkeypatch):
+    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(np.int8))
+    assert native.row_dtype(CONFIG, "int8") == np.int8
+    assert native.row_dtype(ModelConfig(9, 96, 1, 3, 128), "int8") == np.uint8
+    assert native.row_dtype(CONFIG, "float32") == np.float32
+
+
+def test_rows_are_cut_into_parts():
+    assert row_ranges(np.array([], np.int64), 8) == []
+    assert row_ranges(np.array([9, 8, 1]), 8) == [slice(0, 1), slice(1, 2), slice(2, 3)]
