@@ -137,7 +137,10 @@ def wrong_statements(where, tree):
         guarded = {node.func for node, words in checks if "weights_only=True" in words}
     for line, name in imports(tree):
         is_error = name == "pickle.UnpicklingError"
-        if (name.split(".")[0] in PICKLING and not is_error) or name in ("torch.load", "torch.save"):
+        if (name.split(".")[0] in PICKLING and not is_error) or name in (
+            "torch.load",
+            "torch.save",
+        ):
             yield f"line {line}: {name} pickles"
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save"):

@@ -1,14 +1,16 @@
 """DistilBERT and ELECTRA: every head of transformers' and ours, there and back, in float32."""
 
+import json
 from typing import NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertsmith.checkpoints.config_json import label_names, read_config, read_stored_config
 from bertsmith.checkpoints.convert import convert, extend_positions
-from bertsmith.checkpoints.model_folder import config_file, load_model, model_class, save_model
+from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.checkpoints.tensors import spelled, to_hugging_face
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
@@ -18,6 +20,7 @@ from bertsmith.model.heads import (
     ReplacedTokenDetector,
     SequenceClassifier,
     SpanPredictor,
+    Targets,
     TokenClassifier,
 )
 
@@ -103,7 +106,9 @@ def theirs_of(theirs, rows):
     if "QuestionAnswering" in type(theirs).__name__:
         return torch.stack([output.start_logits, output.end_logits], dim=-1)[REAL]
     if type(theirs).__name__ == "BertForPreTraining":
-        return torch.cat([output.prediction_logits[REAL].flatten(), output.seq_relationship_logits.flatten()])
+        return torch.cat(
+            [output.prediction_logits[REAL].flatten(), output.seq_relationship_logits.flatten()]
+        )
     if "logits" not in output:
         return output.last_hidden_state[REAL]
     if "MultipleChoice" in type(theirs).__name__:
@@ -117,7 +122,9 @@ def ours_of(ours, rows, with_pairs=False):
             positions = torch.arange(S).expand(B, -1)
             logits = ours(rows.ids, rows.types, LENGTHS, positions)
             words = logits.mlm_logits.view(B, S, V)[REAL]
-            return torch.cat([words.flatten(), logits.nsp_logits.flatten()]) if with_pairs else words
+            return (
+                torch.cat([words.flatten(), logits.nsp_logits.flatten()]) if with_pairs else words
+            )
         return ours.encoder(rows.ids, rows.types, LENGTHS)[REAL]
     logits = ours(rows.ids, rows.types, LENGTHS)
     return logits[REAL] if logits.shape[:2] == (B, S) else logits
@@ -146,7 +153,10 @@ def assert_gradients_near(ours, theirs, name):
     mine = {spelled(n, name): g for n, g in to_hugging_face(gradients).items()}
     yours = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
     if name.endswith("Model"):  # a bare encoder is written without prefix
-        yours = {spelled(f"bert.{n}", name) if "project" not in n else f"electra.{n}": g for n, g in yours.items()}
+        yours = {
+            spelled(f"bert.{n}", name) if "project" not in n else f"electra.{n}": g
+            for n, g in yours.items()
+        }
     assert mine.keys() == yours.keys()
     whole = torch.stack([gradient.norm() for gradient in yours.values()]).norm()
     for key, gradient in yours.items():
@@ -195,3 +205,139 @@ def test_what_we_write_they_compute(family, head, tmp_path):
     before = ours.state_dict()
     for key, tensor in back.model.state_dict().items():
         assert key in back.missing or torch.equal(tensor, before[key]), key
+
+
+def test_losses_of_the_masked_lm_head_with_a_smaller_table():
+    model = randomized(PreTrainingModel(our_config("Electra")))
+    rows, positions = Rows.drawn(), torch.tensor([[3, 5], [1, 2], [0, 7]])
+    labels = torch.arange(6)
+    targets = Targets(positions, None, labels, next_sentence=False)
+    losses = model.losses(rows.ids, rows.types, LENGTHS, targets)
+    logits = model(rows.ids, rows.types, LENGTHS, positions).mlm_logits
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(losses.mlm_loss, expected)
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Electra"])
+def test_automatic_classes_of_transformers_open_our_folders(family, tmp_path):
+    ours = randomized(SequenceClassifier(our_config(family), 3)).eval()
+    save_model(ours, WORDS, tmp_path, label_names=["no", "maybe", "yes"])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert theirs.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
+    given = transformers.AutoTokenizer.from_pretrained(tmp_path)("a1 a2", "a3", return_tensors="pt")
+    assert ("token_type_ids" in given) == (family == "Electra")
+    with torch.no_grad():
+        expected = theirs(**given).logits
+        types = given.get("token_type_ids", torch.tensor([[0, 0, 0, 0, 1, 1]]))
+        assert_near(ours(given["input_ids"], types, None), expected)
+
+
+def test_their_defaults_are_known(tmp_path):
+    """A config.json need not say what is as usual."""
+    for family in ("DistilBert", "Electra"):
+        theirs = getattr(transformers, f"{family}Config")()
+        stored = {"model_type": theirs.model_type, "vocab_size": V}
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        ours = read_config(tmp_path)
+        assert (ours.num_layers, ours.num_heads) == (
+            theirs.num_hidden_layers,
+            theirs.num_attention_heads,
+        )
+        assert ours.hidden_size == theirs.hidden_size
+        assert ours.table_size == getattr(theirs, "embedding_size", theirs.hidden_size)
+        wide = theirs.hidden_dim if family == "DistilBert" else theirs.intermediate_size
+        assert ours.intermediate_size == wide
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [
+        ("Electra", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new': bertsmith has only gelu, "),
+        ("Electra", {"summary_type": "mean"}, "summary_type 'mean': bertsmith has only 'first'"),
+        ("Electra", {"is_decoder": True}, "is_decoder 'True': bertsmith has only 'False'"),
+        ("Electra", {"embedding_size": 10**9}, "embedding_size = 1000000000: must be 1 to 10,0"),
+        ("Electra", {"embedding_size": 16}, r"word_embeddings.weight' has shape \[300, 32\], but"),
+        ("DistilBert", {"activation": "relu"}, "activation 'relu': bertsmith has only gelu"),
+        ("DistilBert", {"dim": 10**9}, "hidden_size = 1000000000: must be 1 to 10,000,000"),
+        ("DistilBert", {"n_layers": 3}, "config.json says 3 layers, but the weights hold 2"),
+        ("DistilBert", {"hidden_dim": 81}, r"ffn.lin1.weight' has shape \[80, 48\], but by config"),
+        ("DistilBert", {"model_type": "bert"}, "missing setting|it should have|the weights"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_named(family, values, message, tmp_path):
+    save_model(randomized(TokenClassifier(our_config(family), 2)), WORDS, tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | values))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(tmp_path, TokenClassifier)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "lost"),
+    [
+        ("DistilBert", "distilbert.transformer.layer.1.attention.k_lin.bias"),
+        ("Electra", "electra.embeddings_project.weight"),
+    ],
+)
+def test_a_tensor_that_lacks_is_named_as_they_call_it(family, lost, tmp_path):
+    save_model(randomized(TokenClassifier(our_config(family), 2)), WORDS, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"the weights lack '{lost}' of the encoder"):
+        load_model(tmp_path, TokenClassifier)
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Electra"])
+def test_a_table_of_its_own_is_refused(family, tmp_path):
+    theirs = getattr(transformers, f"{family}ForMaskedLM")(their_config(family))
+    theirs.save_pretrained(tmp_path)
+    name = {"DistilBert": "vocab_projector.weight", "Electra": "generator_lm_head.weight"}[family]
+    tensors = load_file(tmp_path / "model.safetensors")
+    table = tensors[f"{family.lower()}.embeddings.word_embeddings.weight"]
+    save_file(tensors | {name: table.clone()}, tmp_path / "model.safetensors")
+    assert load_model(tmp_path, PreTrainingModel).unused == []
+    save_file(tensors | {name: table + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"'{name}' differs from the token embedding"):
+        load_model(tmp_path, PreTrainingModel)
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Electra"])
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification", "ForPreTraining"])
+def test_a_converted_and_a_lengthened_model_keep_their_class(family, head, tmp_path):
+    if family + head not in OWN and head not in HEADS:
+        pytest.skip("DistilBERT has no such head")
+    kind, outputs = kind_of(family, head)
+    before = randomized(kind(our_config(family), *([outputs] if outputs else [])))
+    save_model(before, WORDS, tmp_path / "before")
+    converted = convert(tmp_path / "before", tmp_path / "converted")
+    assert converted.architecture == family + head and converted.unused == []
+    extend_positions(tmp_path / "converted", tmp_path / "long", 40, torch.Generator())
+    theirs, information = getattr(transformers, family + head).from_pretrained(
+        tmp_path / "long", output_loading_info=True
+    )
+    assert not any(information.values()), information
+    assert theirs.config.max_position_embeddings == 40
+    after = load_model(tmp_path / "long", kind).model.state_dict()
+    for name, tensor in before.state_dict().items():
+        if "position" not in name and name not in PLACELESS + NEXT:
+            assert torch.equal(after[name], tensor), name
+    if family == "DistilBert":
+        names = json.loads((tmp_path / "long" / "tokenizer_config.json").read_text())
+        assert names["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+def test_a_head_of_another_relative_is_another_start(tmp_path):
+    """A discriminator fine-tuned: the encoder is kept, both layers of the new head are new."""
+    save_model(randomized(ReplacedTokenDetector(our_config("Electra"))), WORDS, tmp_path)
+    loaded = load_model(tmp_path, SequenceClassifier, num_outputs=2)
+    assert loaded.missing == [*PLACELESS, "classifier.weight", "classifier.bias"]
+    assert all(name.startswith("discriminator_predictions.") for name in loaded.unused)
+    assert label_names(tmp_path) == []
+    with pytest.raises(ValueError, match="causal: a BERT has that, not a electra"):
+        our_config("Electra", causal=True)
+    with pytest.raises(ValueError, match="type_vocab_size 0 for a bert"):
+        our_config("Bert", type_vocab_size=0)
+    with pytest.raises(ValueError, match="family 'roberta': known are bert, distilbert, electra"):
+        our_config("Roberta")

@@ -117,7 +117,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _values(path: Path, model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
-    for name, only in ONLY.items():
+    for name, only in (ONLY if model_type == "bert" else ONLY | {"is_decoder": False}).items():
         if (value := stored.get(name, only)) != only:
             raise ValueError(f"{path}: {name} '{value}': bertsmith has only '{only}'")
     names = CONFIG_NAMES[model_type]

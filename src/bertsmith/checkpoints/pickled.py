@@ -6,6 +6,7 @@ A pickle names functions, and Python calls them while it reads. PyTorch's own re
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 import zipfile
@@ -20,6 +21,7 @@ REMEDY = "take the model as safetensors"
 DAMAGED = (  # of a reader that believes the file's every word
     *(UnpicklingError, zipfile.BadZipFile, struct.error, EOFError, UnicodeDecodeError),
     *(RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError),
+    OSError,  # EINVAL of a jump to before the file
 )
 
 
@@ -34,6 +36,8 @@ def read_pickled(file: Path) -> dict[str, Tensor]:
             _check_archive(file)
         stored = torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
     except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise ValueError(
                 f"{file}: it asks Python for '{asked[1]}', which weights have no need of; nothing "
