@@ -43,6 +43,7 @@ FLOORS = {
 WITHOUT_TORCH = {"base", "text", "corpus", "tasks", "reports"}
 TORCH_ONLY = {"model"}
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+UNPICKLING_ERROR = "pickle.UnpicklingError"  # raised by PyTorch's restricted reader
 # What `--help` reads: settings and tables, without what is heavy.
 LIGHT = (
     "base.settings",
@@ -130,22 +131,18 @@ def wrong_packages(where, tree):
 
 def wrong_statements(where, tree):
     """Pickles, and handlers that would swallow our own mistakes."""
-    guarded = set()  # calls of PyTorch's restricted reader, in the one file that may have them
-    if where == "checkpoints.pickled":
+    pickling, guarded = {"torch.load", "torch.save"}, set()
+    if where == "checkpoints.pickled":  # the one file that may call PyTorch's restricted reader
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
         checks = ((node, map(ast.unparse, node.keywords)) for node in calls)
         guarded = {node.func for node, words in checks if "weights_only=True" in words}
     for line, name in imports(tree):
-        is_error = name == "pickle.UnpicklingError"
-        if (name.split(".")[0] in PICKLING and not is_error) or name in (
-            "torch.load",
-            "torch.save",
-        ):
+        if (name.split(".")[0] in PICKLING and name != UNPICKLING_ERROR) or name in pickling:
             yield f"line {line}: {name} pickles"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "torch.save"):
-            if node not in guarded:
-                yield f"line {node.lineno}: {ast.unparse(node)} pickles"
+        is_named = isinstance(node, ast.Attribute) and ast.unparse(node) in pickling
+        if is_named and node not in guarded:
+            yield f"line {node.lineno}: {ast.unparse(node)} pickles"
         if isinstance(node, ast.keyword) and ast.unparse(node) == "allow_pickle=True":
             yield f"line {node.value.lineno}: allow_pickle"
         if isinstance(node, ast.ExceptHandler):

@@ -208,6 +208,24 @@ def test_a_broken_transfer_goes_on_where_it_broke(hub, ask):
     assert len(whole) // 4 < first < len(whole) // 2 < second < len(whole)  # whole chunks are kept
 
 
+def test_a_transfer_that_breaks_for_good_is_repeated_for_what_lacks(hub, ask, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.breaks = 10**9
+    whole = (hub.folder / WEIGHTS).read_bytes()
+    (hub.folder / WEIGHTS).write_bytes(whole[:2000])  # less than a chunk arrives each time
+    (broken,) = ask(hub.endpoint, "lab/mini")
+    why = f"and the transfer from {hub.endpoint} broke off: repeat the command"
+    assert broken == f"FileNotFoundError: lab/mini: no folder here, {why}"
+    tries = sum(path.endswith(WEIGHTS) for path, _ in hub.asked) - 1  # a HEAD comes first
+    assert tries == 6
+    (part,) = ask(hub.endpoint, "lab/mini", offline=True)
+    assert "only a part of it was downloaded, and HF_HUB_OFFLINE keeps it" in part
+    hub.breaks = 0
+    hub.asked.clear()
+    (folder,) = ask(hub.endpoint, "lab/mini")
+    assert hub.fetched() == {WEIGHTS} and len((Path(folder) / WEIGHTS).read_bytes()) == 2000
+
+
 def test_a_download_that_was_killed_is_no_model_and_is_completed(hub, ask):
     """The files that came whole are not fetched again."""
     (folder,) = ask(hub.endpoint, "lab/mini")

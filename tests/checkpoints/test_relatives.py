@@ -335,9 +335,9 @@ def test_a_head_of_another_relative_is_another_start(tmp_path):
     assert loaded.missing == [*PLACELESS, "classifier.weight", "classifier.bias"]
     assert all(name.startswith("discriminator_predictions.") for name in loaded.unused)
     assert label_names(tmp_path) == []
-    with pytest.raises(ValueError, match="causal: a BERT has that, not a electra"):
+    with pytest.raises(ValueError, match="causal: BERT has that, electra has not"):
         our_config("Electra", causal=True)
-    with pytest.raises(ValueError, match="type_vocab_size 0 for a bert"):
+    with pytest.raises(ValueError, match="type_vocab_size 0 for bert"):
         our_config("Bert", type_vocab_size=0)
     with pytest.raises(ValueError, match="family 'roberta': known are bert, distilbert, electra"):
         our_config("Roberta")

@@ -100,8 +100,10 @@ def _download(name: str) -> Path:
             why = f"HF_HUB_OFFLINE keeps it from {hub}: download it first"
         elif status:
             why = f"{hub} answered with error {status}: try again later"
-        else:
+        elif isinstance(error, LocalEntryNotFoundError):
             why = f"{hub} cannot be reached: check name and network"
+        else:
+            why = f"the transfer from {hub} broke off: repeat the command"
         raise FileNotFoundError(f"{name}: {where}, and {why}") from error
 
 

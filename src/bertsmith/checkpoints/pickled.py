@@ -62,5 +62,6 @@ def _check_archive(file: Path) -> None:
 
 def _is_plain(item: tuple[object, object]) -> bool:
     name, tensor = item
-    is_strided = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-    return isinstance(name, str) and is_strided and tensor.device.type == "cpu"
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        return False
+    return tensor.layout == torch.strided and tensor.device.type == "cpu"

@@ -24,7 +24,7 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
 # far above any model: a damaged config.json must not ask for the memory
 Size = Bounds("must be 1 to 10,000,000", minimum=1, maximum=10_000_000)
 SizeOrNone = Bounds("must be 0 to 10,000,000", minimum=0, maximum=10_000_000)
-RELATIVES = {"distilbert": "DistilBERT", "electra": "ELECTRA"}  # layers as BERT's, other borders
+RELATIVES = {"distilbert": "DistilBERT", "electra": "ELECTRA"}  # BERT's layers, other borders
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class ModelConfig:
             known = ", ".join(RELATIVES)
             raise ValueError(f"family {self.family!r}: known are bert, {known}")
         if (self.type_vocab_size == 0) != (self.family == "distilbert"):
-            raise ValueError(f"type_vocab_size {self.type_vocab_size} for a {self.family}")
+            raise ValueError(f"type_vocab_size {self.type_vocab_size} for {self.family}")
         options = [name for name in ("causal", "pre_norm", "gated") if getattr(self, name)]
         if options and self.family != "bert":
-            raise ValueError(f"{' and '.join(options)}: a BERT has that, not a {self.family}")
+            raise ValueError(f"{' and '.join(options)}: BERT has that, {self.family} has not")
 
     @property
     def table_size(self) -> int:
@@ -133,6 +133,6 @@ def training_flops(
     keys = config.num_layers * length
     queries = keys - length + outputs
     weights = queries * per_query + keys * per_key
-    weights += predictions * (size * size + size * config.vocab_size)
+    weights += predictions * config.table_size * (size + config.vocab_size)
     attention = 2 * queries * length * size  # scores, and their product with the values
     return 6.0 * rows * (weights + attention)

@@ -47,7 +47,8 @@ def model_config(
     """The configuration of the model in `folder`, or of a new one.
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
-    pieces (compiled kernels do not look), too few positions, or one segment for pairs.
+    pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
+    another objective than mlm with a relative of BERT.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
@@ -65,8 +66,8 @@ def model_config(
             )
         if settings.objective != "mlm" and config.family in RELATIVES:
             raise ValueError(
-                f"{folder}: {RELATIVES[config.family]} has no head or mask for objective "
-                f"{settings.objective}: use `objective='mlm'`"
+                f"{folder}: {RELATIVES[config.family]} can learn only with `objective='mlm'`, not "
+                f"with {settings.objective}"
             )
         if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
             raise ValueError(
