@@ -3,13 +3,14 @@
 import json
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertsmith.checkpoints.config_json import label_names, read_config, read_stored_config
-from bertsmith.checkpoints.convert import convert, extend_positions
+from bertsmith.checkpoints.convert import convert, extend_model, extend_positions
 from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
 from bertsmith.checkpoints.tensors import spelled, to_hugging_face
 from bertsmith.model.config import ModelConfig
@@ -23,6 +24,7 @@ from bertsmith.model.heads import (
     Targets,
     TokenClassifier,
 )
+from bertsmith.text.vocabulary.extend import Addition, old_pieces
 
 from ..tiny import piece_tokenizer
 
@@ -326,6 +328,23 @@ def test_a_converted_and_a_lengthened_model_keep_their_class(family, head, tmp_p
     if family == "DistilBert":
         names = json.loads((tmp_path / "long" / "tokenizer_config.json").read_text())
         assert names["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Electra"])
+def test_its_vocabulary_is_extended(family, tmp_path):
+    before = randomized(PreTrainingModel(our_config(family)))
+    save_model(before, WORDS, tmp_path / "old")
+    additions = [Addition("a1a2", 3)]
+    extend_model(tmp_path / "old", tmp_path / "new", additions, np.ones(V, np.int64))
+    theirs, information = getattr(transformers, f"{family}ForMaskedLM").from_pretrained(
+        tmp_path / "new", output_loading_info=True
+    )
+    assert not any(information.values()), information
+    table = theirs.get_input_embeddings().weight
+    old = before.encoder.embeddings.token.weight
+    assert len(table) == V + 1 and torch.equal(table[:V], old)
+    pieces = old_pieces("a1a2", WORDS.vocabulary)
+    torch.testing.assert_close(table[V], old[pieces].mean(0))
 
 
 def test_a_head_of_another_relative_is_another_start(tmp_path):
