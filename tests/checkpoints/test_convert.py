@@ -99,9 +99,9 @@ def test_the_labels_and_our_settings_of_a_classifier_travel_along(
 def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path):
     line = f"bertsmith convert: {folder}: not empty: name a folder that is not there yet"
     assert refused("convert", folder, folder) == line
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
     ran = cli("convert", folder, tmp_path / "new")
-    assert ran.code == 2 and "is never opened: convert it with transformers" in ran.err
+    assert ran.code == 2 and "or with weights of another framework" in ran.err
     assert ran.err.count("\n") == 1 and not (tmp_path / "new").exists()
 
 

@@ -103,7 +103,7 @@ class Predictor:
         head = model_class(self.folder)
         if head is PreTrainingModel and not self.config.causal:
             return "fill", "embed", "features"
-        if head in (PreTrainingModel, BareModel):
+        if not issubclass(head, TaskModel):
             return "embed", "features"
         name = self.task_type.name
         return METHODS.get(name, name), "embed", "features"
