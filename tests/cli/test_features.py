@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import bertsmith as library
-from bertsmith.inference.embeddings import PoolingSettings, embed
+from bertsmith.inference.embeddings.pooling import PoolingSettings
+from bertsmith.inference.embeddings.texts import embed
 from bertsmith.model.config import ModelConfig
 
 from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
@@ -129,7 +130,7 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder):
 
 def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
     never = lambda *_: pytest.fail("it computes")  # noqa: E731
-    monkeypatch.setattr("bertsmith.inference.embeddings.sentence_vectors", never)
+    monkeypatch.setattr("bertsmith.inference.embeddings.texts.sentence_vectors", never)
     words = ("embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten")
     assert "absent.txt: no such file" in refused(*words, "absent.txt")
     words += ("input", "--dimensions")
@@ -142,7 +143,7 @@ def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
     [
         ("--out v.csv", "v.csv: end --out in .npy or .jsonl"),
         ("--whiten x.txt", "x.txt: no such file"),
-        ("--dimensions 4", "--dimensions 4: only with --whiten"),
+        ("--dimensions 9", "--dimensions 9: the model's vectors have 1 to 8"),
         ("--whiten input", "4 texts span 3 of 8 directions"),
         ("--max-length 25", "--max-length 25: the model reads 3 to 24"),
     ],
@@ -176,7 +177,7 @@ def test_embed_reads_standard_input(tmp_path, folder, texts, standard_input):
 def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeypatch):
     more = write(tmp_path / "more.txt", "\n".join(TEXTS * 6))
     words = ("embed", texts, "--model", folder, "--dimensions", 2, "--whiten", more, "--out")
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 30)
+    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 30)
     whole, out, partial = (tmp_path / name for name in ("w.npy", "out.npy", "out.npy.partial"))
     said, read = cli(*words, whole).err.splitlines(), []
 
@@ -187,7 +188,7 @@ def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeyp
         return embed(predictor, texts, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.inference.embeddings.embed", counting)
+        patch.setattr("bertsmith.inference.embeddings.files.embed", counting)
         ran = cli(*words, out)
     done = f"{sum(read)} of 28 texts are kept in {partial}"
     line = f"bertsmith embed: interrupted: {done}: the same command goes on"
@@ -204,7 +205,7 @@ def test_vectors_of_other_texts_are_not_taken(tmp_path, folder, texts, monkeypat
     def broken(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 1)
     out = tmp_path / "out.npy"
     words = ("embed", texts, "--model", folder, "--out", out)
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class ModelTask:
     encoding: EncodingSettings
     thresholds: dict[str, Any] = field(default_factory=dict)
     """Tuned on dev besides the weights, such as {"null_threshold": -1.5}; each type's own."""
+    score_activation: Literal["identity", "sigmoid"] = "identity"
+    """What makes a score of the head's output."""
 
 
 class TaskType:

@@ -225,7 +225,10 @@ class Regress(TextType):
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        return Labelled(features.pooled(outputs, model_task.encoding.pool)[:, 0], None)
+        scores = features.pooled(outputs, model_task.encoding.pool)[:, 0]
+        if model_task.score_activation == "sigmoid":
+            scores = sigmoid(scores)
+        return Labelled(scores, None)
 
     def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None
