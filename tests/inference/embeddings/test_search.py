@@ -90,7 +90,11 @@ def test_files_that_cannot_be_searched(tmp_path):
             search(path, queries)
     np.save(path, made(30, 24))
     whole = path.read_bytes()
-    for damaged, message in ((whole[:-4], "not as long as"), (whole[:9], "not a .npy"), (b"x", "not a .npy")):
+    for damaged, message in (
+        (whole[:-4], "not as long as"),
+        (whole[:9], "not a .npy"),
+        (b"x", "not a .npy"),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=message):
             search(path, queries)
