@@ -251,7 +251,7 @@ def train_sentence_vectors(
 def write_pooling(folder: Path, settings: ContrastiveSettings, hidden_size: int) -> None:
     """Write the files by which sentence-transformers and `embed` make a folder's vectors.
 
-    The names are those of its versions before 5, which later ones and other servers read, too.
+    The names are its old ones, which all its versions and other servers read.
     """
     modules = [
         {"idx": k, "name": str(k), "path": path, "type": f"sentence_transformers.models.{kind}"}
