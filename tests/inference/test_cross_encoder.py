@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 import bertsmith
+from bertsmith.inference.distillation import Teacher
 from bertsmith.inference.embeddings.pooling import similarity_training
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.task import own_task
+from bertsmith.training.engine import choose_engine
 
 from ..tiny import bertsmith as command
 from ..tiny import piece_tokenizer, random_model, write
@@ -51,7 +55,7 @@ def test_scores_are_those_of_the_cross_encoder(scorer, tmp_path, activation):
     np.testing.assert_allclose(scores(tmp_path / "theirs"), expected, atol=1e-5)
     table = write(tmp_path / "pairs.csv", ["text,text_pair", "the cat,a dog sat"])
     out = tmp_path / "out.jsonl"
-    command("predict", tmp_path / "theirs", table, "--text-pair", "text_pair", "--out", out)
+    command("predict", tmp_path / "theirs", table, "--out", out)
     (answer,) = map(json.loads, out.read_text().splitlines())
     assert answer["label"] == pytest.approx(expected[0], abs=1e-5)
 
@@ -72,6 +76,14 @@ def test_every_version_says_what_makes_a_score(scorer, tmp_path, version, name):
         write(path, json.dumps(stored | {"sbert_ce_default_activation_function": activation}))
     expected = 1 / (1 + np.exp(-logits)) if name == "Sigmoid" else logits
     np.testing.assert_allclose(scores(folder), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="trained on pairs of texts: give `text_pair`"):
+        bertsmith.load(folder).score("the cat")
+    first, second = map(list, zip(*PAIRS, strict=True))
+    data = Examples(first, second, None, (), "made", list(range(len(first))))
+    teacher = Teacher.open(
+        folder, own_task("regress", "a", "b", "c"), (), choose_engine("cpu", "float32")
+    )
+    np.testing.assert_allclose(teacher.outputs(data)[:, 0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
     activation = None if record else cross_encoder_activation(folder)
     if activation is None:
         return found
+    if task.text_pair is None:  # it reads pairs, whatever their columns are called
+        found = replace(found, task=replace(task, text_pair="text_pair"))
     path = folder / TOKENIZER_FILE
     length = read_json_object(path).get("model_max_length") if path.exists() else None
     limits = {} if length is None else {"max_length": min(length, found.encoding.max_length)}

@@ -225,10 +225,8 @@ class Regress(TextType):
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        scores = features.pooled(outputs, model_task.encoding.pool)[:, 0]
-        if model_task.score_activation == "sigmoid":
-            scores = sigmoid(scores)
-        return Labelled(scores, None)
+        scores = model_task.scores(features.pooled(outputs, model_task.encoding.pool))
+        return Labelled(scores[:, 0], None)
 
     def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None
