@@ -83,7 +83,7 @@ def quantize(vectors: np.ndarray, kind: Narrow, ranges: np.ndarray | None = None
     binary  a bit a number, 1 above 0, the first in the highest place of a byte, less 128
 
     >>> quantize(np.array([[0.0, 2.0], [1.0, 4.0], [0.5, 9.0]]), "int8").tolist()
-    [[-128, -128], [127, -56], [-1, 127]]
+    [[-128, -128], [126, -56], [-1, 126]]
     >>> quantize(np.array([[0.5, -1.0, 2.0]]), "binary").tolist()
     [[32]]
 
