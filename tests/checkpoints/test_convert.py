@@ -20,7 +20,7 @@ from bertsmith.checkpoints.convert import (
     new_biases,
 )
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.inference.embeddings import SimilarityTraining, similarity_training
+from bertsmith.inference.embeddings.pooling import SimilarityTraining, similarity_training
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
@@ -143,7 +143,9 @@ def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_pa
     for name, stored in settings.items():
         write(folder / name, json.dumps(stored))
     change_config(folder, {"model_max_length": 9}, "tokenizer_config.json")
-    expected = SimilarityTraining(None, 9, "q: ", normalize=True, lowercase=True)
+    expected = SimilarityTraining(
+        None, 9, "q: ", normalize=True, lowercase=True, prompts={"q": "q: "}
+    )
     for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
         assert similarity_training(path) == expected
 

@@ -25,7 +25,7 @@ import torch
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
-from bertsmith.inference.embeddings import TextModel
+from bertsmith.inference.embeddings.texts import TextModel
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import featurize_sentences

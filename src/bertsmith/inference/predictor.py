@@ -25,7 +25,8 @@ from bertsmith.inference.answers import (
     LabelSet,
     TaggedText,
 )
-from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
+from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
+from bertsmith.inference.embeddings.texts import embed, resolve_precision
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run, task_of_texts
 from bertsmith.inference.precision import Compute, try_bf16
@@ -288,18 +289,24 @@ class Predictor:
         max_length: int | None = None,
         prompt: str | None = None,
         normalize: bool | None = None,
+        dimensions: int | None = None,
+        long_texts: LongTexts = "cut",
     ) -> np.ndarray:
-        """The vector of a text, float32 [H], or of N texts, [N, H].
+        """The vector of a text, float32 [D], or of N texts, [N, D].
 
             vectors = bertsmith.load("runs/pairs").embed(["A man sings.", "Rain."])
 
-        `pool`: the "mean" of the tokens, their "max" or "cls". Settings that are None are those
-        of the folder (sentence-transformers, `bertsmith embed train`), else the mean of all
-        tokens, as many as the model reads, without prompt or normalization.
+        `pool`: the "mean" of the tokens, their "max", "cls" or "mean_sqrt_len". `prompt`: a name
+        that the folder has for one, or the text itself. Settings that are None are those of the
+        folder (sentence-transformers, `bertsmith embed train`), else the mean of all tokens, as
+        many as the model reads, without prompt or normalization. `dimensions`: the first numbers
+        of a vector alone. Long texts are cut, or read in "windows" whose vectors become one.
 
         Errors: ValueError for settings that the model cannot follow.
         """
-        pooling = pooling_settings(self.folder, pool, max_length, prompt, normalize)
+        pooling = pooling_settings(
+            self.folder, pool, max_length, prompt, normalize, dimensions, long_texts
+        )
         texts = as_texts(text, "text")
         resolve_precision(self, texts, pooling)
         vectors, _ = embed(self, texts, pooling)

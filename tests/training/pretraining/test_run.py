@@ -57,7 +57,7 @@ def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, t
     assert "\n" not in repr(result)
     further = pretrain(store_folder, out, resume=True, steps=3)
     assert further.steps == 3 and RunFolder(out).settings()["settings"]["steps"] == 3
-    with pytest.raises(TypeError, match="stepz"):
+    with pytest.raises(ValueError, match="unknown setting 'stepz': did you mean 'steps'"):
         pretrain(store_folder, tmp_path / "other", stepz=3)
 
 
