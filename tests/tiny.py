@@ -58,11 +58,12 @@ def bertsmith(*words: object) -> str:
 
 
 def refused(*words: object) -> str:
-    """The line on standard error of a command that must be refused; before it only progress."""
+    """The line on standard error of a command that must be refused; before it only progress, and
+    the files that the command would have replaced."""
     ran = cli(*words)
     assert ran.code == 2 and not ran.out, ran
     *before, line = ran.err.splitlines()
-    assert all(" · " in other for other in before), before
+    assert all(" · " in other or other.endswith("will replace it") for other in before), before
     assert line.startswith(f"bertsmith {command_name([str(word) for word in words])}: "), line
     return line
 

@@ -22,6 +22,10 @@ them.
     model.embed(text)                 a vector a text, float32 [N, H]
     model.features(text)              a vector a word, float32 [W, H]
 
+Vectors of texts: bertsmith.search(vectors, queries) finds the nearest
+by exact cosine, also in files that do not fit into memory;
+bertsmith.quantize narrows them to int8 or bits.
+
 An answer has to_dict() for JSON. text_pair is the second text of a
 model of pairs.
 
@@ -74,6 +78,8 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import Label as Label
     from bertsmith.inference.answers import LabelSet as LabelSet
     from bertsmith.inference.answers import TaggedText as TaggedText
+    from bertsmith.inference.embeddings.search import search as search
+    from bertsmith.inference.embeddings.vectors import quantize as quantize
     from bertsmith.inference.evaluation import Evaluation as Evaluation
     from bertsmith.inference.evaluation import evaluate as evaluate
     from bertsmith.inference.features import open_features as open_features
@@ -105,6 +111,8 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.answers": (
         *("AnswerSpan", "Choice", "Entity", "FillCandidate", "Label", "LabelSet", "TaggedText"),
     ),
+    "inference.embeddings.search": ("search",),
+    "inference.embeddings.vectors": ("quantize",),
     "inference.evaluation": ("Evaluation", "evaluate"),
     "inference.features": ("open_features",),
     "inference.predictor": ("Predictor", "load"),

@@ -20,7 +20,7 @@ from bertsmith.checkpoints.convert import (
     new_biases,
 )
 from bertsmith.checkpoints.model_folder import load_model, save_model
-from bertsmith.inference.embeddings import SimilarityTraining, similarity_training
+from bertsmith.inference.embeddings.pooling import SimilarityTraining, similarity_training
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import OptionScorer, PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
@@ -99,9 +99,9 @@ def test_the_labels_and_our_settings_of_a_classifier_travel_along(
 def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path):
     line = f"bertsmith convert: {folder}: not empty: name a folder that is not there yet"
     assert refused("convert", folder, folder) == line
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
     ran = cli("convert", folder, tmp_path / "new")
-    assert ran.code == 2 and "is never opened: convert it with transformers" in ran.err
+    assert ran.code == 2 and "or with weights of another framework" in ran.err
     assert ran.err.count("\n") == 1 and not (tmp_path / "new").exists()
 
 
@@ -143,7 +143,9 @@ def test_the_length_of_vectors_travels_along_out_of_the_tokenizer(folder, tmp_pa
     for name, stored in settings.items():
         write(folder / name, json.dumps(stored))
     change_config(folder, {"model_max_length": 9}, "tokenizer_config.json")
-    expected = SimilarityTraining(None, 9, "q: ", normalize=True, lowercase=True)
+    expected = SimilarityTraining(
+        None, 9, "q: ", normalize=True, lowercase=True, prompts={"q": "q: "}
+    )
     for path in (folder, *in_all_ways(folder, tmp_path, 99).values()):
         assert similarity_training(path) == expected
 

@@ -179,12 +179,45 @@ def test_loaded_tensors_do_not_hang_on_the_file(folder):
     assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
 
 
-def test_pickled_weights_are_refused_with_the_remedy(folder):
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pytorch_model.bin: a pickled.*convert it with transf"):
+def test_a_folder_without_weights_is_named(folder):
+    (folder / WEIGHTS).unlink()
+    message = "no model.safetensors or pytorch_model.bin, so not a folder with a model"
+    with pytest.raises(ValueError, match=message):
         load_model(folder, PreTrainingModel)
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(ValueError, match="no model.safetensors, so not a folder with a model"):
+
+
+def header(entries):
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def of_floats(begin, end, shape=(4,)):
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("entries", "size"),
+    [
+        ({"a": of_floats(0, 16), "b": of_floats(8, 24)}, 24),  # they overlap
+        ({"a": of_floats(0, 16), "b": of_floats(0, 16)}, 16),
+        ({"a": of_floats(0, 16)}, 8),  # beyond the end
+        ({"a": of_floats(0, 16), "b": of_floats(32, 48)}, 48),  # a hole
+        ({"a": of_floats(16, 0)}, 16),
+        ({"a": of_floats(0, 16, [2**40])}, 16),
+        ({"a": of_floats(0, 16, [2**62, 4])}, 16),  # its product is 0 in 64 bits
+        ({"a": of_floats(0, 16) | {"dtype": "F31"}}, 16),
+        ({"a": of_floats(-16, 0)}, 16),
+    ],
+)
+def test_offsets_that_cannot_be_are_named(entries, size, folder):
+    (folder / WEIGHTS).write_bytes(header(entries) + bytes(size))
+    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+        load_model(folder, PreTrainingModel)
+
+
+def test_a_header_longer_than_the_file_is_named(folder):
+    (folder / WEIGHTS).write_bytes((2**60).to_bytes(8, "little") + b"{}")
+    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
         load_model(folder, PreTrainingModel)
 
 
@@ -199,7 +232,11 @@ def test_a_truncated_file_is_named(folder, length):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "roberta"}, "config.json: model_type 'roberta': bertsmith opens only"),
+        (
+            {"model_type": "roberta"},
+            "config.json: model_type 'roberta': bertsmith opens only bert, electra, distilbert and",
+        ),
+        ({"model_type": ["bert"]}, "config.json: model_type .* bertsmith opens only"),
         ({"position_embedding_type": "relative_key"}, "'relative_key': bertsmith has only"),
         ({"hidden_act": "relu"}, "config.json: hidden_act 'relu': bertsmith has only gelu"),
         ({"num_hidden_layers": 0}, "`num_layers=0`: must be 1 to 10,000,000"),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import bertsmith as library
-from bertsmith.inference.embeddings import PoolingSettings, embed
+from bertsmith.inference.embeddings.pooling import PoolingSettings
+from bertsmith.inference.embeddings.texts import embed
 from bertsmith.model.config import ModelConfig
 
 from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
@@ -129,7 +130,7 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder):
 
 def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
     never = lambda *_: pytest.fail("it computes")  # noqa: E731
-    monkeypatch.setattr("bertsmith.inference.embeddings.sentence_vectors", never)
+    monkeypatch.setattr("bertsmith.inference.embeddings.texts.sentence_vectors", never)
     words = ("embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten")
     assert "absent.txt: no such file" in refused(*words, "absent.txt")
     words += ("input", "--dimensions")
@@ -142,7 +143,7 @@ def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
     [
         ("--out v.csv", "v.csv: end --out in .npy or .jsonl"),
         ("--whiten x.txt", "x.txt: no such file"),
-        ("--dimensions 4", "--dimensions 4: only with --whiten"),
+        ("--dimensions 9", "--dimensions 9: the model's vectors have 1 to 8"),
         ("--whiten input", "4 texts span 3 of 8 directions"),
         ("--max-length 25", "--max-length 25: the model reads 3 to 24"),
     ],
@@ -151,6 +152,71 @@ def test_embed_refuses_in_one_line(tmp_path, folder, texts, flags, message):
     words = ("embed", texts, "--model", folder, "--out", tmp_path / "v.npy", *flags.split())
     assert message in refused(*words)
     assert list(tmp_path.iterdir()) == [texts]
+
+
+def test_embed_reads_long_texts_in_windows_and_keeps_the_first_numbers(tmp_path, folder, texts):
+    out = tmp_path / "out.npy"
+    words = ("embed", texts, "--model", folder, "--max-length", 12, "--out", out)
+    ran = cli(*words)
+    assert f"{texts}: 1 of 4 texts were cut: windows read all of them" in ran.err
+    ran = cli(*words, "--long-texts", "windows", "--dimensions", 5, "--normalize")
+    assert ran.code == 0 and ran.out == f"{out}: 4 vectors of 5 numbers\n"
+    assert "were cut" not in ran.err and "100% · " in ran.err
+    expected = vectors(folder, "mean", 12, long_texts="windows", dimensions=5, normalize=True)
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-6)
+
+
+def test_embed_narrows_vectors(tmp_path, folder, texts):
+    out, whole = tmp_path / "out.npy", vectors(folder)
+    words = ("embed", texts, "--model", folder, "--out", out)
+    said = bertsmith(*words, "--quantize", "binary")
+    assert said == f"{out}: 4 vectors of 1 numbers\n"
+    np.testing.assert_array_equal(np.load(out), library.quantize(whole, "binary"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "texts.txt"]
+    bertsmith(*words, "--quantize", "int8")
+    ranges = tmp_path / "out.ranges.npy"
+    np.testing.assert_array_equal(np.load(ranges), [whole.min(axis=0), whole.max(axis=0)])
+    np.testing.assert_array_equal(np.load(out), library.quantize(whole, "int8"))
+    one, lines = write(tmp_path / "one.txt", "a dog"), tmp_path / "one.jsonl"
+    words = ("embed", one, "--model", folder, "--out", lines, "--quantize", "int8")
+    assert "the ranges of one vector say nothing: give --ranges" in refused(*words)
+    bertsmith(*words, "--ranges", ranges)
+    expected = library.quantize(vectors(folder, texts=["a dog"]), "int8", np.load(ranges))
+    assert json.loads(lines.read_text())["vector"] == expected[0].tolist()
+    words = (*words[:-1], "binary", "--ranges", ranges)
+    assert f"--ranges {ranges}: only with --quantize int8" in refused(*words)
+
+
+def test_search_finds_the_nearest_texts(tmp_path, folder, texts):
+    """Each text is nearest to itself."""
+    out, empty = tmp_path / "out.npy", vectors(folder, texts=[""])
+    model, read = ("--model", folder), ("--vectors", out, "--texts", texts)
+    bertsmith("embed", texts, *model, "--out", out)
+    said = bertsmith("search", "bad", *model, *read, "--top", 2).splitlines()
+    assert said[:2] == ["bad", "  1.0000  bad"] and len(said) == 3
+    said = bertsmith("search", "--queries", texts, *model, "--vectors", out, "--json")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert [row["query"] for row in rows] == [text.strip() for text in TEXTS]
+    assert [row["found"][0]["row"] for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["found"][0] == {"row": 0, "score": pytest.approx(1.0, abs=1e-5)}
+    np.save(tmp_path / "q.npy", empty)
+    said = bertsmith("search", "--queries", tmp_path / "q.npy", "--vectors", out, "--top", 1)
+    assert said == "query 0\n  1.0000  1\n"
+
+
+def test_search_refuses_in_one_line(tmp_path, folder, texts):
+    out, few = tmp_path / "out.npy", write(tmp_path / "few.txt", "one\ntwo\n")
+    bertsmith("embed", texts, "--model", folder, "--out", out, "--dimensions", 3)
+    search = ("search", "--vectors", out)
+    assert "QUERY, --queries: give one of them" in refused(*search)
+    assert "QUERY, --queries: give one of them" in refused(*search, "bad", "--queries", texts)
+    assert "missing --model: it turns texts into vectors" in refused(*search, "bad")
+    assert "few.txt: 2 texts, but" in refused(*search, "bad", "--texts", few)
+    line = refused(*search, "bad", "--model", folder)
+    assert "queries [1, 8], vectors [4, 3]: not of one size" in line
+    assert "--top 0: 1 or more" in refused(*search, "--queries", out, "--top", 0)
+    line = refused(*search, "bad", "--model", folder, "--prompt", "query")
+    assert "--prompt query: no prompt of" in line
 
 
 def test_embed_does_not_write_over_its_input(tmp_path, folder):
@@ -176,7 +242,7 @@ def test_embed_reads_standard_input(tmp_path, folder, texts, standard_input):
 def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeypatch):
     more = write(tmp_path / "more.txt", "\n".join(TEXTS * 6))
     words = ("embed", texts, "--model", folder, "--dimensions", 2, "--whiten", more, "--out")
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 30)
+    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 30)
     whole, out, partial = (tmp_path / name for name in ("w.npy", "out.npy", "out.npy.partial"))
     said, read = cli(*words, whole).err.splitlines(), []
 
@@ -187,7 +253,7 @@ def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeyp
         return embed(predictor, texts, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.inference.embeddings.embed", counting)
+        patch.setattr("bertsmith.inference.embeddings.files.embed", counting)
         ran = cli(*words, out)
     done = f"{sum(read)} of 28 texts are kept in {partial}"
     line = f"bertsmith embed: interrupted: {done}: the same command goes on"
@@ -204,7 +270,7 @@ def test_vectors_of_other_texts_are_not_taken(tmp_path, folder, texts, monkeypat
     def broken(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 1)
     out = tmp_path / "out.npy"
     words = ("embed", texts, "--model", folder, "--out", out)
     with monkeypatch.context() as patch:

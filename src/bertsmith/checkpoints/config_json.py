@@ -16,7 +16,7 @@ from bertsmith.base.settings import from_mapping
 from bertsmith.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on both sides
+BERT_NAMES = {  # ours: as config.json calls it
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -31,6 +31,40 @@ CONFIG_NAMES = {  # ours: as config.json calls it; the defaults are the same on 
     "initializer_range": "initializer_range",
     "pad_id": "pad_token_id",
     "causal": "is_decoder",
+}
+CONFIG_NAMES = {  # of each model_type of transformers
+    "bert": BERT_NAMES,
+    "electra": {
+        **{ours: theirs for ours, theirs in BERT_NAMES.items() if ours != "causal"},
+        "embedding_size": "embedding_size",
+    },
+    "distilbert": {
+        "vocab_size": "vocab_size",
+        "hidden_size": "dim",
+        "num_layers": "n_layers",
+        "num_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "max_positions": "max_position_embeddings",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation": "activation",
+        "initializer_range": "initializer_range",
+        "pad_id": "pad_token_id",
+    },
+}
+CLASS_PREFIX = {"bert": "Bert", "distilbert": "DistilBert", "electra": "Electra"}
+DEFAULTS: dict[str, dict[str, Any]] = {  # of theirs, where ours are others
+    "bert": {},
+    "electra": {
+        **{"embedding_size": 128, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024}
+    },
+    "distilbert": {"num_layers": 6, "type_vocab_size": 0},
+}
+ONLY = {  # what transformers can compute otherwise, and bertsmith in one way alone
+    "position_embedding_type": "absolute",
+    "summary_type": "first",  # the vector that ELECTRA's choice of options reads
+    "summary_activation": "gelu",
+    "summary_use_proj": True,
 }
 ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
     "gelu": "gelu",
@@ -47,9 +81,13 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
     if own:
         # AutoModel refuses the model_type; BertModel only warns of it, but refuses the activation
         return {"model_type": OWN_TYPE, "hidden_act": OWN_TYPE, OWN_SETTINGS: asdict(config)}
-    entries = {theirs: getattr(config, ours) for ours, theirs in CONFIG_NAMES.items()}
+    names = CONFIG_NAMES[config.family]
+    entries = {theirs: getattr(config, ours) for ours, theirs in names.items()}
+    if "embedding_size" in names:
+        entries["embedding_size"] = config.table_size
     activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
-    return entries | {"model_type": "bert", "hidden_act": activation, "tie_word_embeddings": True}
+    entries[names["activation"]] = activation
+    return entries | {"model_type": config.family, "tie_word_embeddings": True}
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
@@ -65,10 +103,11 @@ def read_config(folder: Path) -> ModelConfig:
     stored = read_stored_config(folder)
     path = folder / CONFIG_FILE
     model_type = stored.get("model_type", "bert")
-    if model_type not in ("bert", OWN_TYPE):
-        known = f"bertsmith opens only 'bert' and '{OWN_TYPE}'"
+    if model_type != OWN_TYPE and model_type not in list(CONFIG_NAMES):  # any JSON value
+        known = f"bertsmith opens only {', '.join(CONFIG_NAMES)} and {OWN_TYPE}"
         raise ValueError(f"{path}: model_type '{model_type}': {known}")
-    values = _bert_values(path, stored) if model_type == "bert" else stored.get(OWN_SETTINGS)
+    is_own = model_type == OWN_TYPE
+    values = stored.get(OWN_SETTINGS) if is_own else _values(path, model_type, stored)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     try:
@@ -77,14 +116,19 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def _bert_values(path: Path, stored: dict[str, Any]) -> dict[str, Any]:
-    if (kind := stored.get("position_embedding_type", "absolute")) != "absolute":
-        raise ValueError(f"{path}: position_embedding_type '{kind}': bertsmith has only 'absolute'")
-    activation = str(stored.get("hidden_act", "gelu"))
-    if activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"{path}: hidden_act '{activation}': bertsmith has only {known}")
-    values = {ours: stored[name] for ours, name in CONFIG_NAMES.items() if name in stored}
+def _values(path: Path, model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
+    for name, only in (ONLY if model_type == "bert" else ONLY | {"is_decoder": False}).items():
+        if (value := stored.get(name, only)) != only:
+            raise ValueError(f"{path}: {name} '{value}': bertsmith has only '{only}'")
+    names = CONFIG_NAMES[model_type]
+    activation = str(stored.get(names["activation"], "gelu"))
+    # all heads of ELECTRA have the exact GELU, whatever the layers have
+    known = [name for name in ACTIVATIONS if model_type != "electra" or ACTIVATIONS[name] == "gelu"]
+    if activation not in known:
+        only = ", ".join(known)
+        raise ValueError(f"{path}: {names['activation']} '{activation}': bertsmith has only {only}")
+    values = DEFAULTS[model_type] | {"family": model_type}
+    values |= {ours: stored[name] for ours, name in names.items() if name in stored}
     values["activation"] = ACTIVATIONS[activation]
     if values.get("pad_id", 0) is None:
         del values["pad_id"]

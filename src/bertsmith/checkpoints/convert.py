@@ -29,7 +29,13 @@ from bertsmith.checkpoints.model_folder import (
     save_model,
     whole_tokenizer,
 )
-from bertsmith.checkpoints.tensors import REDUNDANT, WEIGHTS, read_tensors, write_tensors
+from bertsmith.checkpoints.tensors import (
+    REDUNDANT,
+    WEIGHTS,
+    read_tensors,
+    spelled,
+    write_tensors,
+)
 from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
@@ -205,10 +211,13 @@ def rewrite_folder(
     tensors = dict(zip(stored, read_tensors(stored.values()), strict=True))
     change(tensors)
     with _new_folder(source, destination, missing) as temporary:
-        tokenizer.save(temporary, config.max_positions)
+        tokenizer.save(temporary, config.max_positions, config.type_vocab_size > 0)
         entries = config_entries(config, own=bool(beyond_transformers(config, kind)))
-        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
-        write_tensors(temporary / WEIGHTS, tensors)
+        described = read_stored_config(source) | entries
+        write_json(temporary / CONFIG_FILE, described)
+        architecture = (described.get("architectures") or [""])[0]
+        named = {spelled(name, architecture): tensor for name, tensor in tensors.items()}
+        write_tensors(temporary / WEIGHTS, named)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertsmith.base.files import nearby
 
-HUB_FILES = [  # never the pickled weights, nor those of other frameworks
+HUB_FILES = [  # never the weights of other frameworks
     "config.json",
     "model.safetensors",
     "model.safetensors.index.json",
@@ -22,14 +22,23 @@ HUB_FILES = [  # never the pickled weights, nor those of other frameworks
     "[0-9]_*/*.safetensors",
     "added_tokens.json",
 ]
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+PICKLED_FILES = [  # of a model without safetensors
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-*.bin",
+]
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
+LOG_IN = "log in with `hf auth login` or set HF_TOKEN"
 
 
 def open_model_folder(name: str | Path) -> Path:
     """The folder of that name, else of the hub's model, downloaded or from the hub's cache.
 
-    The environment variable HF_ENDPOINT names another hub. Errors: ValueError for no such folder or
-    model, or one that is not for everybody; FileNotFoundError when the hub cannot be reached.
+    `name@revision` takes a branch, a tag or a commit of the hub's model. Environment variables:
+    HF_TOKEN, HF_HUB_OFFLINE (the cache alone) and HF_ENDPOINT (another hub).
+
+    Errors: ValueError for no such folder, model or revision, or one that is not for everybody;
+    FileNotFoundError when the hub cannot be reached and its cache does not have the whole model.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -53,20 +62,48 @@ def _download(name: str) -> Path:
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]  (requests or httpx, by version)
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     hub, near = constants.ENDPOINT, nearby(Path(name), "config.json")
+    model, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(model, revision=revision or None, allow_patterns=HUB_FILES))
+        if not any(folder.glob("*.safetensors")):  # the same commit, whatever came since
+            snapshot_download(model, revision=folder.name, allow_patterns=PICKLED_FILES)
+        return folder
     except GatedRepoError as error:  # one of the next kind, too
+        raise ValueError(f"{name}: accept the model's terms at {hub}, and {LOG_IN}") from error
+    except RevisionNotFoundError as error:
         raise ValueError(
-            f"{name}: accept the model's terms at {hub}, and log in with `hf auth login`"
+            f"{name}: {hub} has the model, but no branch, tag or commit '{revision}' of it"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ValueError(
-            f"{name}: neither a folder here nor a model that {hub} has{near}"
+            f"{name}: neither a folder here nor a model that {hub} has{near}; if it is private, "
+            f"{LOG_IN}"
         ) from error
     except (LocalEntryNotFoundError, HTTPError) as error:
-        raise FileNotFoundError(
-            f"{name}: no folder here{near}, and {hub} cannot be reached: check name and network"
-        ) from error
+        if (status := _status(error)) == 401:
+            raise ValueError(f"{name}: {hub} refuses your token: {LOG_IN}") from error
+        where = f"no folder here{near}"
+        if hasattr(error, "snapshot_path"):  # IncompleteSnapshotError of newer versions
+            where = "only a part of it was downloaded"
+        if constants.HF_HUB_OFFLINE:
+            why = f"HF_HUB_OFFLINE keeps it from {hub}: download it first"
+        elif status:
+            why = f"{hub} answered with error {status}: try again later"
+        elif isinstance(error, LocalEntryNotFoundError):
+            why = f"{hub} cannot be reached: check name and network"
+        else:
+            why = f"the transfer from {hub} broke off: repeat the command"
+        raise FileNotFoundError(f"{name}: {where}, and {why}") from error
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The status of the hub's answer that led to an error; None without an answer."""
+    while error is not None:
+        if (response := getattr(error, "response", None)) is not None:
+            return response.status_code
+        error = error.__cause__
+    return None

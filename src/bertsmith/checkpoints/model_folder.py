@@ -1,7 +1,7 @@
 """A model folder in Hugging Face's layout <-> a model of ours.
 
 config.json, model.safetensors and the tokenizer's files, as `from_pretrained` of transformers opens
-and `save_pretrained` writes them. Nothing that could run a program is ever opened.
+and `save_pretrained` writes them, of BERT, DistilBERT and ELECTRA.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bertsmith.base import VERSION
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import (
+    CLASS_PREFIX,
     CONFIG_FILE,
     config_entries,
     read_config,
@@ -32,6 +33,7 @@ from bertsmith.checkpoints.tensors import (
     canonical,
     from_hugging_face,
     read_tensors,
+    spelled,
     stored_tensors,
     to_hugging_face,
     weight_files,
@@ -42,6 +44,7 @@ from bertsmith.model.heads import (
     BareModel,
     OptionScorer,
     PreTrainingModel,
+    ReplacedTokenDetector,
     SequenceClassifier,
     SpanPredictor,
     TaskModel,
@@ -62,7 +65,8 @@ ARCHITECTURES: dict[str, type[nn.Module]] = {
     "BertForFrozenTagging": FrozenTagger,  # a name of ours
     "BertForQuestionAnswering": SpanPredictor,
     "BertModel": BareModel,
-}
+    "ElectraForPreTraining": ReplacedTokenDetector,
+}  # of the others there is one of each `CLASS_PREFIX`
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
 OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
@@ -84,8 +88,12 @@ def model_class(folder: Path) -> type[nn.Module]:
     """The class of the model in a folder; `BareModel` when its head is not one of ours."""
     stored = read_stored_config(folder).get("architectures")
     names = stored if isinstance(stored, list) else []
-    names = [str(name).replace(OWN_PREFIX, "Bert") for name in names]
-    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), BareModel)
+    for name in map(str, names):
+        as_bert = re.sub(rf"^({'|'.join((OWN_PREFIX, *CLASS_PREFIX.values()))})", "Bert", name)
+        for known in (name, as_bert):
+            if known in ARCHITECTURES:
+                return ARCHITECTURES[known]
+    return BareModel
 
 
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -129,7 +137,7 @@ def load_model(
         arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
         wanted = to_hugging_face(kind(*arguments).state_dict())
-    _check_tensors(folder, wanted, usable)
+    _check_tensors(folder, config, wanted, usable)
     if kind is PreTrainingModel:
         _check_tied(stored)
 
@@ -160,12 +168,16 @@ def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTen
 
 
 def _check_tensors(
-    folder: Path, wanted: dict[str, Tensor], usable: dict[str, StoredTensor]
+    folder: Path,
+    config: ModelConfig,
+    wanted: dict[str, Tensor],
+    usable: dict[str, StoredTensor],
 ) -> None:
     for name, tensor in wanted.items():
         if name not in usable:
             if name.startswith(ENCODER):
-                raise ValueError(f"{folder}: the weights lack '{name}' of BERT's encoder")
+                theirs = spelled(name, CLASS_PREFIX[config.family])
+                raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
         elif (found := usable[name]).shape != tuple(tensor.shape):
             raise ValueError(
                 f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by {CONFIG_FILE} "
@@ -189,7 +201,7 @@ def _check_tied(stored: dict[str, StoredTensor]) -> None:
         token, output = read_tensors(pair)
         if not torch.equal(token, output):
             raise ValueError(
-                f"{stored[TIED_MATRIX].file}: '{TIED_MATRIX}' differs from the token embedding, to "
+                f"{pair[1].file}: '{pair[1].name}' differs from the token embedding, to "
                 "which bertsmith ties it"
             )
 
@@ -212,18 +224,32 @@ def save_model(
             f"a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
             f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
         )
+    exclude = {*exclude, *_placeless(model)}
     weights = {name: value for name, value in model.state_dict().items() if name not in exclude}
     write_model(folder, tokenizer, config_file(model, exclude=exclude, **about), weights)
+
+
+def _placeless(model: nn.Module) -> list[str]:
+    """Our names of tensors for which transformers has no place beside this head."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    if config.family == "bert" or isinstance(model, TaskModel):
+        return []
+    return [name for name in model.state_dict() if name.startswith(("pooler.", "nsp."))]
 
 
 def write_model(
     folder: Path, tokenizer: Tokenizer, entries: dict[str, Any], weights: Mapping[str, Tensor]
 ) -> None:
     """Write a model folder from the entries of its config.json and its tensors by our names."""
+    architecture = entries["architectures"][0]
+    stored = to_hugging_face(weights)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder, len(weights["encoder.embeddings.position.weight"]))
+    positions = len(weights["encoder.embeddings.position.weight"])
+    has_types = "encoder.embeddings.segment.weight" in weights
+    tokenizer.save(folder, positions, has_types)
     write_json(folder / CONFIG_FILE, entries)
-    write_tensors(folder / WEIGHTS, to_hugging_face(weights))
+    tensors = {spelled(name, architecture): tensor for name, tensor in stored.items()}
+    write_tensors(folder / WEIGHTS, tensors)
 
 
 def config_file(
@@ -245,11 +271,13 @@ def config_file(
     kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}
     # a sharded model's class is made of the model's own (training/ranks.py)
     architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
-    if "nsp.weight" in exclude:
+    if architecture == "BertForPreTraining" and (
+        "nsp.weight" in exclude or config.family != "bert"
+    ):
         architecture = "BertLMHeadModel" if config.causal else "BertForMaskedLM"
     own = bool(beyond_transformers(config, type(model)))
-    if own:
-        architecture = architecture.replace("Bert", OWN_PREFIX)
+    prefix = OWN_PREFIX if own else CLASS_PREFIX[config.family]
+    architecture = re.sub("^Bert", prefix, architecture)
     stored = config_entries(config, own) | {"architectures": [architecture]}
     if isinstance(model, TaskModel):
         labels = label_names or [f"LABEL_{k}" for k in range(model.num_outputs)]

@@ -2,10 +2,13 @@
 
 A row of `HUGGING_FACE` names a module, whose tensors are `.weight` and `.bias` on both sides; `{n}`
 is the number of a layer. The other direction and the split of the fused matrix follow from it.
+`OTHER_NAMES` has the modules that other models than BERT call otherwise; BERT's names are the
+canonical ones, in which all else reads.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, read_json_object
+from bertsmith.checkpoints.pickled import PICKLED, read_pickled
 
 HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the rows of ours
     "encoder.embeddings.token": ["bert.embeddings.word_embeddings"],
     "encoder.embeddings.position": ["bert.embeddings.position_embeddings"],
     "encoder.embeddings.segment": ["bert.embeddings.token_type_embeddings"],
     "encoder.embeddings.norm": ["bert.embeddings.LayerNorm"],
+    "encoder.embeddings.project": ["bert.embeddings.project"],  # of an ELECTRA; a name of ours
     "encoder.layers.{n}.qkv": [
         "bert.encoder.layer.{n}.attention.self.query",
         "bert.encoder.layer.{n}.attention.self.key",
@@ -45,6 +50,8 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "mlm.norm": ["cls.predictions.transform.LayerNorm"],
     "mlm": ["cls.predictions"],  # the bias of the output, whose matrix is the token embedding
     "nsp": ["cls.seq_relationship"],
+    "rtd.dense": ["discriminator_predictions.dense"],  # of an ELECTRA
+    "rtd.output": ["discriminator_predictions.dense_prediction"],
     **{  # of a BiLSTM over a frozen encoder; names of ours
         name: [name]
         for way in ("forwards", "backwards")
@@ -55,11 +62,47 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
 }
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 
+_DISTIL, _BERT = "distilbert.transformer.layer.{n}.", "bert.encoder.layer.{n}."
+OTHER_NAMES = {  # beginning of an architecture: BERT's: theirs; all else differs by its prefix
+    "DistilBert": {
+        f"{_BERT}attention.self.query": f"{_DISTIL}attention.q_lin",
+        f"{_BERT}attention.self.key": f"{_DISTIL}attention.k_lin",
+        f"{_BERT}attention.self.value": f"{_DISTIL}attention.v_lin",
+        f"{_BERT}attention.output.dense": f"{_DISTIL}attention.out_lin",
+        f"{_BERT}attention.output.LayerNorm": f"{_DISTIL}sa_layer_norm",
+        f"{_BERT}intermediate.dense": f"{_DISTIL}ffn.lin1",
+        f"{_BERT}output.dense": f"{_DISTIL}ffn.lin2",
+        f"{_BERT}output.LayerNorm": f"{_DISTIL}output_layer_norm",
+        "bert.pooler.dense": "pre_classifier",
+        "cls.predictions.transform.dense": "vocab_transform",
+        "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
+        "cls.predictions": "vocab_projector",
+    },
+    "Electra": {
+        "bert.embeddings.project": "electra.embeddings_project",
+        "cls.predictions.transform.dense": "generator_predictions.dense",
+        "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
+        "cls.predictions": "generator_lm_head",
+    },
+    "ElectraForSequenceClassification": {
+        "bert.pooler.dense": "classifier.dense",
+        "classifier": "classifier.out_proj",
+    },
+    "ElectraForMultipleChoice": {"bert.pooler.dense": "sequence_summary.summary"},
+}
+BERTS = {theirs: name for rows in OTHER_NAMES.values() for name, theirs in rows.items()}
+BARE = {  # first words of an encoder's names that is stored without a head, and what lacks there
+    **dict.fromkeys(("embeddings", "encoder", "pooler"), "bert."),
+    "transformer": "distilbert.",
+    "embeddings_project": "electra.",
+}
+
 TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
 # no weights of their own
 REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
 WEIGHTS = "model.safetensors"
-SHARD_INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = WEIGHTS, "pytorch_model.bin"  # in parts: beside an index of this name and suffix:
+INDEX_SUFFIX = ".index.json"
 
 
 def hugging_face_names(name: str) -> list[str]:
@@ -76,14 +119,37 @@ def canonical(name: str) -> str:
     """A stored name as transformers spells it today in a model with a head.
 
     A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta.
+    DistilBERT's and ELECTRA's names become those of the same modules of BERT.
 
     >>> canonical("embeddings.LayerNorm.gamma")
     'bert.embeddings.LayerNorm.weight'
+    >>> canonical("distilbert.transformer.layer.3.attention.q_lin.bias")
+    'bert.encoder.layer.3.attention.self.query.bias'
     """
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
-        name = f"bert.{name}"
+    name = BARE.get(name.partition(".")[0], "") + name
+    name = re.sub(r"^(distilbert|electra)\.", "bert.", _renamed(name, BERTS))
+    name = re.sub(r"^cls\.predictions\.weight$", TIED_MATRIX, name)
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     return re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
+
+
+def spelled(name: str, architecture: str) -> str:
+    """A canonical name as the class `architecture` of transformers has it.
+
+    >>> spelled("bert.pooler.dense.bias", "ElectraForSequenceClassification")
+    'classifier.dense.bias'
+    """
+    for beginning, rows in OTHER_NAMES.items():
+        if architecture.startswith(beginning):
+            name = _renamed(name, rows)
+    family = re.match("Distil|Electra", architecture)
+    prefix = {"Distil": "distilbert.", "Electra": "electra."}[family[0]] if family else "bert."
+    return re.sub(r"^bert\.", prefix, name)
+
+
+def _renamed(name: str, rows: Mapping[str, str]) -> str:
+    module, number, kind = _parts(name)
+    return f"{rows[module].replace('{n}', number)}.{kind}" if module in rows else name
 
 
 def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -152,6 +218,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
     """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError."""
+    if file.suffix == PICKLED:
+        tensors = read_pickled(file)
+        return [StoredTensor(file, name, tuple(tensors[name].shape)) for name in tensors]
     with _opened(file) as tensors:
         return [
             StoredTensor(file, name, tuple(tensors.get_slice(name).get_shape()))
@@ -160,13 +229,17 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
 
 
 def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
-    """The tensors themselves, mapped from the file.
+    """The tensors themselves, mapped from the file where it can be.
 
     Copy them before computing with them: a map starts at any byte, and sums may depend on that.
     """
-    for tensor in stored:
-        with _opened(tensor.file) as tensors:
-            yield tensors.get_tensor(tensor.name)
+    for file, wanted in itertools.groupby(stored, key=lambda tensor: tensor.file):
+        if file.suffix == PICKLED:
+            tensors = read_pickled(file)
+            yield from (tensors[tensor.name] for tensor in wanted)
+        else:
+            with _opened(file) as opened:
+                yield from (opened.get_tensor(tensor.name) for tensor in wanted)
 
 
 def read_tensor_file(file: Path) -> dict[str, Tensor]:
@@ -176,30 +249,29 @@ def read_tensor_file(file: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with a folder's weights. Errors: ValueError if there are none."""
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    index = folder / SHARD_INDEX
-    if index.exists():
-        weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{index}: no weight_map with the names of the files")
-        names = sorted({str(name) for name in weight_map.values()})
-        for name in names:
-            if Path(name).name != name:
-                raise ValueError(f"{index}: '{name}' is not the name of a file beside it")
-            if not (folder / name).exists():
-                raise ValueError(f"{folder / name}: missing, though {SHARD_INDEX} names it")
-        return [folder / name for name in names]
-    hint = "convert it with transformers (from_pretrained, then save_pretrained)"
-    if pickled := sorted(folder.glob("*.bin")):
-        raise ValueError(
-            f"{pickled[0]}: a pickled file can run any program and is never opened: {hint}"
-        )
+    """The files with a folder's weights, safetensors before pickled ones. Errors: ValueError."""
+    for name in WEIGHT_FILES:
+        if (folder / name).exists():
+            return [folder / name]
+        if (index := folder / f"{name}{INDEX_SUFFIX}").exists():
+            return _shards(index)
     raise ValueError(
-        f"{folder}: no {WEIGHTS}, so not a folder with a model (or not downloaded whole, or the hub"
-        f" has only pickled weights of it, which are never opened: {hint})"
+        f"{folder}: no {' or '.join(WEIGHT_FILES)}, so not a folder with a model (or not downloaded"
+        " whole, or with weights of another framework)"
     )
+
+
+def _shards(index: Path) -> list[Path]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: no weight_map with the names of the files")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{index}: '{name}' is not the name of a file beside it")
+        if not index.with_name(name).exists():
+            raise ValueError(f"{index.with_name(name)}: missing, though {index.name} names it")
+    return [index.with_name(name) for name in names]
 
 
 @contextmanager

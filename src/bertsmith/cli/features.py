@@ -1,11 +1,10 @@
-"""Commands: embed, embed train, features, features ner."""
+"""Commands: embed, embed train, search, features, features ner."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,8 +27,6 @@ from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, Fr
 if TYPE_CHECKING:
     import numpy as np
 
-    from bertsmith.inference.embeddings import PoolingSettings
-
 OUTPUTS = (".npy", ".jsonl")
 
 
@@ -40,6 +37,7 @@ class Embed(Answering):
     Examples:
       bertsmith embed titles.txt --model pairs --out titles.npy --normalize
       bertsmith embed new.csv --text body --model run --out new.jsonl --whiten input
+      bertsmith embed faq.txt --model pairs --out faq.npy --prompt passage --quantize int8
       cat titles.txt | bertsmith embed - --model pairs --out titles.npy
 
     A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
@@ -55,11 +53,12 @@ class Embed(Answering):
     out: Path
     """.npy (float32, a row a text) or .jsonl ({"text", "vector"} a line). A file that is there is
     replaced, once the new one is whole."""
-    pool: Literal["mean", "cls", "max"] | None = None
-    """Mean of the tokens, the vector at [CLS] or the tokens' largest values. Default: as trained,
-    else mean."""
+    pool: Literal["mean", "cls", "max", "mean_sqrt_len"] | None = None
+    """Mean of the tokens, the vector at [CLS], the tokens' largest values, or their sum over the
+    root of their number. Default: as trained, else mean."""
     prompt: str | None = None
-    """Put this before every text, such as "query: ". Default: as trained, else nothing."""
+    """Put this before every text: the name of a prompt that the model has, such as query, or the
+    text itself, such as "query: ". Default: as trained, else nothing."""
     no_prompt: bool = False
     """Put nothing before a text, also where the model was trained otherwise."""
     normalize: bool = False
@@ -70,15 +69,25 @@ class Embed(Answering):
     """Give the vectors mean 0 and equal, uncorrelated directions: those of the texts of FILE, or of
     INPUT itself when FILE is "input"."""
     dimensions: int | None = None
-    """With --whiten: keep only so many directions, those of the largest variance."""
+    """Keep the first so many numbers of a vector, before it is made of length 1; with --whiten the
+    directions of the largest variance. Default: as trained, else all."""
+    quantize: Literal["int8", "binary"] | None = None
+    """Write int8, 256 steps of each dimension's range, or a bit a number, eight in an int8."""
+    ranges: Path | None = None
+    """With --quantize int8: a .npy [2, D] of each dimension's least and largest value. Default:
+    those of the vectors, which are written to OUT with the ending .ranges.npy."""
     text: str | None = None
     """Column with the text of a table, also of --whiten. Default: text."""
     max_length: int | None = None
-    """Tokens of a text; longer ones are cut. Default: as trained, else all the model can read."""
+    """Tokens of a row. Default: as trained, else all the model can read."""
+    long_texts: Literal["cut", "windows"] = "cut"
+    """Cut texts that are longer, or read them in windows of equal length, whose vectors are pooled
+    as their tokens are; of [CLS] it is the mean."""
 
 
 def run_embed(settings: Embed) -> None:
-    from bertsmith.inference import embeddings
+    from bertsmith.inference.embeddings import pooling, vectors
+    from bertsmith.inference.embeddings.files import vectors_of_files
     from bertsmith.tasks.answer_files import is_text, read_texts
     from bertsmith.training.finetuning.hidden_states import unit_length
 
@@ -87,38 +96,53 @@ def run_embed(settings: Embed) -> None:
     _check(settings, other)
     predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     folder = predictor.folder
-    pooling = embeddings.pooling_settings(
+    way = pooling.pooling_settings(
         folder,
         settings.pool,
         settings.max_length,
         "" if settings.no_prompt else settings.prompt,
         settings.normalize or (False if settings.no_normalize else None),
+        None if settings.whiten else settings.dimensions,
+        settings.long_texts,
     )
-    if embeddings.similarity_training(folder):
-        print(f"{folder}: {pooling}", file=sys.stderr)
+    if pooling.similarity_training(folder):
+        print(f"{folder}: {way}", file=sys.stderr)
 
     # all is read, and refused if it must be, before the first vector is computed
+    size = way.size(predictor.config.hidden_size)
+    ranges = None if settings.ranges is None else vectors.read_ranges(settings.ranges)
     has_table = not all(map(is_text, (source, other or source)))
-    texts, others = (
+    read, others = (
         read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
         for file in (source, other)
     )
     if settings.whiten:
-        size = predictor.config.hidden_size
-        embeddings.Whitening.check(len(others or texts), size, settings.dimensions)
+        vectors.Whitening.check(len(others or read), size, settings.dimensions)
+        size = settings.dimensions or size
+    if settings.quantize == "int8":
+        vectors.check_ranges(ranges, size, len(read))
 
-    files = {source: texts} | ({str(other): others} if other else {})
-    unscaled = replace(pooling, normalize=False)  # whitening comes before that
-    with vectors_of(predictor, files, unscaled, settings) as (vectors, *more):
+    files = {source: read} | ({str(other): others} if other else {})
+    unscaled = replace(way, normalize=False) if settings.whiten else way  # whitening comes first
+    machine = settings.device, settings.precision
+    with vectors_of_files(predictor, files, unscaled, out, *machine) as (found, *more):
         if settings.whiten:
-            fitted = more[0] if more else vectors
-            vectors = embeddings.Whitening.fit(fitted, settings.dimensions).apply(vectors)
-        if pooling.normalize:
-            vectors = unit_length(vectors)
-        _write_vectors(out, texts, vectors)
-    print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]} numbers")
-    if warning := embeddings.pooling_warning(folder, pooling):
+            fitted = more[0] if more else found
+            found = vectors.Whitening.fit(fitted, settings.dimensions).apply(found)
+            found = unit_length(found) if way.normalize else found
+        if settings.quantize == "int8" and ranges is None:
+            ranges = vectors.value_ranges(found)
+            _write_vectors(_ranges_file(out), [], ranges)
+        if settings.quantize:
+            found = vectors.quantize(found, settings.quantize, ranges)
+        _write_vectors(out, read, found)
+    print(f"{out}: {len(found):,} vectors of {found.shape[1]} numbers")
+    if warning := pooling.pooling_warning(folder, way):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _ranges_file(out: Path) -> Path:
+    return out.with_suffix(".ranges.npy")
 
 
 def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
@@ -128,7 +152,8 @@ def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None
 
     with atomic_file(out) as temporary:
         if out.suffix == ".npy":
-            np.save(temporary, vectors)
+            with temporary.open("wb") as file:
+                np.save(file, vectors)
             return
         with temporary.open("w", encoding="utf-8", newline="") as file:
             for text, vector in zip(texts, vectors.tolist(), strict=True):
@@ -136,68 +161,18 @@ def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None
 
 
 def _check(settings: Embed, whitening_file: Path | None) -> None:
-    if settings.out.suffix not in OUTPUTS:
-        raise ValueError(f"{settings.out}: end --out in {' or '.join(OUTPUTS)}")
+    out = settings.out
+    if out.suffix not in OUTPUTS:
+        raise ValueError(f"{out}: end --out in {' or '.join(OUTPUTS)}")
     if settings.normalize and settings.no_normalize:
         raise ValueError("--normalize, --no-normalize: give one of them")
     if settings.prompt is not None and settings.no_prompt:
         raise ValueError("--prompt, --no-prompt: give one of them")
-    if settings.dimensions is not None and settings.whiten is None:
-        raise ValueError(f"--dimensions {settings.dimensions}: only with --whiten")
-    check_outputs([Path(settings.input), whitening_file], {"--out": settings.out})
-
-
-@contextmanager
-def vectors_of(
-    predictor: bertsmith.Predictor,
-    files: Mapping[str, list[str]],
-    pooling: PoolingSettings,
-    settings: Embed,
-) -> Iterator[list[np.ndarray]]:
-    """The vectors of each file's texts, kept beside --out until the block has used them."""
-    import numpy as np
-
-    from bertsmith.inference.embeddings import embed, resolve_precision
-    from bertsmith.inference.kept_blocks import (
-        BLOCK_CHARACTERS,
-        kept_blocks,
-        request_digest,
-        sorted_blocks,
-    )
-
-    work = [
-        (name, block)
-        for name, texts in files.items()
-        for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
-    ]
-    sizes = [len(block) for _, block in work]
-    every = [text for texts in files.values() for text in texts]
-    content = (text.encode("utf-8", "surrogatepass") for text in every)
-    flags = (pooling, settings.device, settings.precision)
-    request = request_digest(
-        [predictor.folder], content, sizes, predictor.tokenizer.fingerprint, *flags
-    )
-    with kept_blocks(settings.out, request, sizes, "texts") as kept:
-        kept.set_precision([predictor], lambda model: resolve_precision(model, every, pooling))
-        with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
-
-            def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
-                name, block = work[number]
-                texts = [files[name][k] for k in block]
-                vectors, cut = embed(predictor, texts, pooling, progress.update)
-                return vectors, np.array(cut)
-
-            found = kept.arrays(compute)
-        size = found[0][0].shape[1]
-        vectors = {name: np.empty((len(texts), size), np.float32) for name, texts in files.items()}
-        cut = dict.fromkeys(files, 0)
-        for (name, block), (part, cut_in_part) in zip(work, found, strict=True):
-            vectors[name][block] = part
-            cut[name] += int(cut_in_part)
-        for name, count in cut.items():
-            if count:
-                print(f"{name}: {count:,} of {len(files[name]):,} texts were cut", file=sys.stderr)
-        yield list(vectors.values())
+    if settings.ranges is not None and settings.quantize != "int8":
+        raise ValueError(f"--ranges {settings.ranges}: only with --quantize int8")
+    is_calibrated = settings.quantize == "int8" and settings.ranges is None
+    outputs = {"--out": out, "--quantize": _ranges_file(out) if is_calibrated else None}
+    check_outputs([Path(settings.input), whitening_file, settings.ranges], outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +224,91 @@ def run_embed_train(settings: EmbedTrain) -> None:
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
     print(f"{settings.out}: trained on {len(pairs):,} pairs")
     print(after_similarity_training(settings.out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Answering):
+    """Find the texts nearest to a query among the vectors that `embed` wrote.
+
+    Examples:
+      bertsmith search "How do I send it back?" --model pairs --vectors faq.npy --texts faq.txt
+      bertsmith search --queries questions.txt --model pairs --prompt query --vectors shards --json
+      bertsmith search --queries questions.npy --vectors faq.npy --top 3
+
+    Every vector is compared (exact cosine), a few MiB of them in memory at a time. The queries must
+    be made as the vectors were: with other flags of `embed` than --prompt, embed them first and
+    give the .npy.
+    """
+
+    query: Annotated[str | None, tyro.conf.Positional, Metavar("QUERY")] = None
+    """The text to search for; or give --queries."""
+    vectors: Path
+    """.npy (float32 or float16, a row a text), or a folder of them, in the order of their names."""
+    queries: Path | None = None
+    """File of many: texts, as of `embed`, or vectors (.npy), which need no --model."""
+    model: str | None = None
+    """Model that made the vectors: run directory, Hugging Face folder or hub name."""
+    prompt: str | None = None
+    """Put before every query: the name of a prompt that the model has, or a text. Default: as
+    trained, else nothing."""
+    texts: Path | None = None
+    """File with the texts of the vectors, to be shown: .txt or a table."""
+    text: str | None = None
+    """Column with the text of a table, of --texts and --queries. Default: text."""
+    top: int = 10
+    """How many to find for a query."""
+    json: bool = False
+    """Print a JSON object a query: {"query", "found": [{"row", "score", "text"}]}; rows count from
+    0, through all files of a folder."""
+
+
+def run_search(settings: Search) -> None:
+    from bertsmith.inference.embeddings.search import QUERIES, StoredVectors, search
+    from bertsmith.tasks.answer_files import is_text, read_texts
+
+    if (settings.query is None) == (settings.queries is None):
+        raise ValueError("QUERY, --queries: give one of them")
+    stored, shown = StoredVectors(settings.vectors), None
+    if settings.texts is not None:
+        shown, _ = read_texts(settings.texts, None if is_text(settings.texts) else settings.text)
+        if len(shown) != stored.shape[0]:
+            raise ValueError(
+                f"--texts {settings.texts}: {len(shown):,} texts, but {settings.vectors} has"
+                f" {stored.shape[0]:,} vectors: give the file that they were made of"
+            )
+    names, queries = _queries(settings)
+    with Progress("search", stored.shape[0] * -(-len(queries) // QUERIES), "vectors") as progress:
+        found = search(settings.vectors, queries, settings.top, progress.update)
+    for name, rows, scores in zip(names, found.rows.tolist(), found.scores.tolist(), strict=True):
+        hits = [
+            {"row": row, "score": round(score, 6)} | ({"text": shown[row]} if shown else {})
+            for row, score in zip(rows, scores, strict=True)
+        ]
+        if settings.json:
+            print(json.dumps({"query": name, "found": hits}, ensure_ascii=False))
+            continue
+        print(name)
+        for hit in hits:
+            print(f"  {hit['score']:.4f}  {hit.get('text', hit['row'])}")
+
+
+def _queries(settings: Search) -> tuple[list[str], np.ndarray]:
+    """The names and the vectors of the queries."""
+    from bertsmith.inference.embeddings.search import read_queries
+    from bertsmith.tasks.answer_files import is_text, read_texts
+
+    file = settings.queries
+    if file is not None and file.suffix == ".npy":
+        vectors = read_queries(file)
+        return [f"query {number}" for number in range(len(vectors))], vectors
+    if settings.model is None:
+        raise ValueError("missing --model: it turns texts into vectors")
+    if file is None:
+        texts = [settings.query or ""]
+    else:
+        texts, _ = read_texts(file, None if is_text(file) else settings.text)
+    model = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    return texts, model.embed(texts, prompt=settings.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "fill": ("predict", "fill the [MASK] of a sentence, also several together"),
         "predict": ("predict", "answer new data with a fine-tuned model"),
         "embed": ("features", "write a vector for every text"),
+        "search": ("features", "find the texts nearest to a query, by their vectors"),
         "features": ("features", "write a vector for every word, of any layers"),
         "convert": ("models", "write any model as one clean Hugging Face folder, proved equal"),
         "extend-positions": ("models", "let an existing model read longer rows"),

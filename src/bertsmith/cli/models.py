@@ -18,14 +18,17 @@ class Convert:
     Examples:
       bertsmith convert runs/books models/books
       bertsmith convert google/bert_uncased_L-4_H-256_A-4 models/mini
+      bertsmith convert distilbert/distilbert-base-uncased@main models/distil
 
-    Old tensor names, shards and half-precision weights become one float32 model.safetensors with
-    today's names. The result is opened again and its tensors are compared bit by bit with SRC's.
-    Tensors that SRC lacks are listed, not invented; so are those that DST has no place for.
+    SRC is a BERT, DistilBERT or ELECTRA; NAME@REVISION is a branch, tag or commit of a hub model.
+    Old tensor names, shards, pickled and half-precision weights become one float32
+    model.safetensors with today's names. The result is opened again and its tensors are compared
+    bit by bit with SRC's. Tensors that SRC lacks are listed, not invented; so are those that DST
+    has no place for.
     """
 
     source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
-    """Run directory, Hugging Face folder, or hub name."""
+    """Run directory, Hugging Face folder, or hub name (NAME or NAME@REVISION)."""
     destination: Annotated[Path, tyro.conf.Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
 

@@ -29,9 +29,10 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
             trouble = "is a URL, and is written on this machine"
         if trouble:
             raise ValueError(f"{flag} {out} {trouble}: name another file")
-        if out.is_file():
-            print(f"{flag} {out} is there: the new file will replace it", file=sys.stderr)
         taken[out.resolve()] = "is written under another flag"
+    for flag, out in outputs.items():
+        if out is not None and out.is_file():
+            print(f"{flag} {out} is there: the new file will replace it", file=sys.stderr)
 
 
 def check_folder(folder: Path, flag: str = "--out") -> None:

@@ -81,7 +81,7 @@ class Teacher:
         pooled = rows.pooled(row_outputs, encoding.pool, TAUGHT[task_type.name])
         outputs = pooled.reshape(len(data), -1)
         if not own.label_names:
-            return outputs
+            return own.scores(outputs)
         return outputs[:, [own.label_names.index(name) for name in self.model_task.label_names]]
 
     def teach(self, train: Any, source: Path | None = None) -> tuple[Any, np.ndarray]:

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
-from bertsmith.inference.embeddings import TextModel
+from bertsmith.inference.engines.runner import Runner
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import featurize_sentences
@@ -34,7 +33,7 @@ from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
-from bertsmith.training.finetuning.hidden_states import float16_file, states_at
+from bertsmith.training.finetuning.hidden_states import float16_file
 
 FORMAT = 1
 INDEX, VECTORS, BOUNDARIES = "index.json", "vectors.npy", "boundaries.npy"
@@ -93,7 +92,7 @@ class Extraction:
 
 
 def word_vectors(
-    model: TextModel,
+    model: Runner,
     sentences: Sentences,
     counts: np.ndarray,
     extraction: Extraction,
@@ -122,15 +121,11 @@ def word_vectors(
     _resolve_precision(model, features, extraction.numbers)
     vectors = allocate((int(boundaries[-1]), *extraction.vector_shape))
     largest = np.finfo(vectors.dtype).max
-    for taken, states in states_at(
-        *(model.encoder, features, positions, extraction.numbers, model.engine),
-        *(BATCH_TOKENS, on_batch),
-    ):
-        combine = torch.cat if pool == "concatenate" else torch.stack
-        block_PH = combine(states, dim=1)  # or [P, layers, H]
+    for taken, states in model.states_at(features, positions, extraction.numbers, on_batch):
+        combine = np.concatenate if pool == "concatenate" else np.stack
+        rows, block = taken, combine(states, axis=1)  # [P, H] or [P, layers, H]
         if pool == "sum":
-            block_PH = block_PH.sum(dim=1)
-        rows, block = taken, block_PH.cpu().numpy()
+            block = block.sum(axis=1)
         if align == "mean":
             starts = np.flatnonzero(np.diff(words[taken], prepend=-1))
             rows = words[taken[starts]]
@@ -145,20 +140,21 @@ def word_vectors(
     return vectors, boundaries, word_ids.astype(np.int32)
 
 
-def _resolve_precision(model: TextModel, features: Features, layers: Sequence[int]) -> None:
+def _resolve_precision(model: Runner, features: Features, layers: Sequence[int]) -> None:
     """By the states of all tokens of some rows."""
 
     def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
         sample = features.of_rows(rows)
         positions = np.arange(len(sample.ids))
-        found = states_at(model.encoder, sample, positions, layers, engine, BATCH_TOKENS)
-        return torch.cat([torch.cat(batch, dim=1) for _, batch in found]).cpu().numpy()
+        found = list(model.states_at(sample, positions, layers, engine=engine))
+        order = np.argsort(np.concatenate([taken for taken, _ in found]))
+        return np.concatenate([np.concatenate(batch, axis=1) for _, batch in found])[order]
 
     model.resolve_precision(len(features), states)
 
 
 def text_vectors(
-    model: TextModel, texts: Sequence[Sequence[str]], extraction: Extraction
+    model: Runner, texts: Sequence[Sequence[str]], extraction: Extraction
 ) -> list[np.ndarray]:
     """The vectors [W, ...] of each text, a list of W words, in float32."""
     sentences = given_sentences(texts, "plain")
@@ -174,7 +170,7 @@ def text_vectors(
 
 
 def extract_features(
-    model: TextModel,
+    model: Runner,
     sentences: Sentences,
     counts: np.ndarray,
     extraction: Extraction,

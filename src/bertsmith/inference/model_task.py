@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.files import read_json_object
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
     label_names,
@@ -27,6 +28,7 @@ HEAD_KINDS = {
     OptionScorer: "choice",
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
+TOKENIZER_FILE = "tokenizer_config.json"
 UNNAMED = ("",)  # columns of options
 
 
@@ -74,9 +76,47 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
     if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
         settings = settings | {"options": UNNAMED}
     task = _task(task_type, settings, columns)
-    encoding = stored_encoding(own, read_config(folder).max_positions)
     with_names = task.task_type in ("classify", "multilabel", "tag")
-    return ModelTask(task, names if with_names else (), encoding, own.get("thresholds", {}))
+    found = ModelTask(
+        task,
+        names if with_names else (),
+        stored_encoding(own, read_config(folder).max_positions),
+        own.get("thresholds", {}),
+    )
+    activation = None if record else cross_encoder_activation(folder)
+    if activation is None:
+        return found
+    if task.text_pair is None:  # it reads pairs, whatever their columns are called
+        found = replace(found, task=replace(task, text_pair="text_pair"))
+    path = folder / TOKENIZER_FILE
+    length = read_json_object(path).get("model_max_length") if path.exists() else None
+    limits = {} if length is None else {"max_length": min(length, found.encoding.max_length)}
+    encoding = replace(found.encoding, **limits)
+    if task.task_type != "regress":
+        return replace(found, encoding=encoding)
+    if (name := activation.rpartition(".")[2].lower()) not in ("identity", "sigmoid"):
+        raise ValueError(
+            f"{folder}: its scores are made by {activation}: known are Sigmoid, Identity"
+        )
+    return replace(found, encoding=encoding, score_activation=name)
+
+
+def cross_encoder_activation(folder: Path) -> str | None:
+    """The function that makes a cross-encoder's scores, by sentence-transformers' name for it.
+
+    It stands in a file of its own (version 6), in config.json (4, 5) or there under a long name
+    (before 4). None: no cross-encoder. Errors: ValueError for one with a prompt before every pair.
+    """
+    path, stored = folder / "config_sentence_transformers.json", read_stored_config(folder)
+    own = read_json_object(path) if path.exists() else {}
+    if own.get("model_type") == "CrossEncoder":
+        if name := own.get("default_prompt_name"):
+            raise ValueError(f"{path}: default_prompt_name '{name}': pairs have no prompt here")
+        return str(own.get("activation_fn") or "Sigmoid")
+    inner = stored.get("sentence_transformers")
+    inner = inner.get("activation_fn") if isinstance(inner, dict) else None
+    found = inner or stored.get("sbert_ce_default_activation_function")
+    return None if found is None else str(found)
 
 
 def _task(task_type: str, settings: dict[str, Any], columns: dict[str, str | None]) -> Task:

@@ -12,9 +12,9 @@ from typing import Any, overload
 import numpy as np
 
 from bertsmith.base.settings import checked
-from bertsmith.checkpoints.config_json import read_config, read_extra_config
+from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import LoadedModel, load_model, load_tokenizer, model_class
+from bertsmith.checkpoints.model_folder import LoadedModel, load_model, model_class
 from bertsmith.inference import features
 from bertsmith.inference.answers import (
     AnswerSpan,
@@ -25,28 +25,22 @@ from bertsmith.inference.answers import (
     LabelSet,
     TaggedText,
 )
-from bertsmith.inference.embeddings import embed, pooling_settings, resolve_precision
-from bertsmith.inference.engines.native import NativeModel, why_not
-from bertsmith.inference.engines.precision import Compute, quickest
+from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
+from bertsmith.inference.embeddings.texts import embed, resolve_precision
+from bertsmith.inference.engines.runner import Runner
 from bertsmith.inference.fill import MaskFiller
-from bertsmith.inference.model_task import read_run, task_of_texts
-from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import BareModel, PreTrainingModel, TaskModel
-from bertsmith.model.initialization import Module
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.inference.model_task import read_run
+from bertsmith.model.heads import PreTrainingModel, TaskModel
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples
-from bertsmith.tasks.features import Features
 from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
 from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
-from bertsmith.training.engine import Engine, choose_engine, has_bf16
-from bertsmith.training.finetuning.hidden_states import Pool, head_outputs
-from bertsmith.training.finetuning.task_types import TASK_TYPES
-from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
+from bertsmith.training.engine import choose_engine
+from bertsmith.training.finetuning.hidden_states import Pool
 from bertsmith.training.finetuning.task_types.tagging import Tagged
 
 Texts = Iterable[str]
@@ -69,27 +63,17 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
     engine = choose_engine(device, "float32" if precision in ("auto", "int8") else precision)
     predictor = Predictor(open_model_folder(str(model)), engine, precision == "auto")
     if precision == "int8":
-        if reason := predictor.why_not("int8"):
-            raise ValueError(f"{predictor.folder}: `precision='int8'`: {reason}; use float32")
         predictor.use_precision("int8")
     return predictor
 
 
-class Predictor:
+class Predictor(Runner):
     """Answers of one model; its weights are read when the first answer is asked for.
 
     One string is one text and gets one answer. A list, tuple, NumPy array, pandas Series or
     generator of texts gets a list of answers, in its order. A method refuses what is neither, and a
     model that was not made for it, with a ValueError.
     """
-
-    def __init__(self, folder: Path, engine: Engine, precision_is_open: bool = False) -> None:
-        self.folder = folder
-        self.engine = engine
-        self._precision_is_open = precision_is_open
-        self._native: dict[tuple[str, str], NativeModel] = {}
-        self.config = read_config(folder)
-        self.tokenizer = load_tokenizer(folder)
 
     def __repr__(self) -> str:
         """Such as <Predictor of runs/sst: classify (bad, good), embed, features; 2 layers of 128;
@@ -110,7 +94,7 @@ class Predictor:
         head = model_class(self.folder)
         if head is PreTrainingModel and not self.config.causal:
             return "fill", "embed", "features"
-        if head in (PreTrainingModel, BareModel):
+        if not issubclass(head, TaskModel):
             return "embed", "features"
         name = self.task_type.name
         return METHODS.get(name, name), "embed", "features"
@@ -295,18 +279,24 @@ class Predictor:
         max_length: int | None = None,
         prompt: str | None = None,
         normalize: bool | None = None,
+        dimensions: int | None = None,
+        long_texts: LongTexts = "cut",
     ) -> np.ndarray:
-        """The vector of a text, float32 [H], or of N texts, [N, H].
+        """The vector of a text, float32 [D], or of N texts, [N, D].
 
             vectors = bertsmith.load("runs/pairs").embed(["A man sings.", "Rain."])
 
-        `pool`: the "mean" of the tokens, their "max" or "cls". Settings that are None are those
-        of the folder (sentence-transformers, `bertsmith embed train`), else the mean of all
-        tokens, as many as the model reads, without prompt or normalization.
+        `pool`: the "mean" of the tokens, their "max", "cls" or "mean_sqrt_len". `prompt`: a name
+        that the folder has for one, or the text itself. Settings that are None are those of the
+        folder (sentence-transformers, `bertsmith embed train`), else the mean of all tokens, as
+        many as the model reads, without prompt or normalization. `dimensions`: the first numbers
+        of a vector alone. Long texts are cut, or read in "windows" whose vectors become one.
 
         Errors: ValueError for settings that the model cannot follow.
         """
-        pooling = pooling_settings(self.folder, pool, max_length, prompt, normalize)
+        pooling = pooling_settings(
+            self.folder, pool, max_length, prompt, normalize, dimensions, long_texts
+        )
         texts = as_texts(text, "text")
         resolve_precision(self, texts, pooling)
         vectors, _ = embed(self, texts, pooling)
@@ -339,13 +329,16 @@ class Predictor:
     def filler(self) -> MaskFiller:
         """Fills masks, also several together and with whole words, see fill.py.
 
-        Errors: ValueError for a model that reads from left to right, or has no masked-LM head.
+        Errors: ValueError for a model that reads from left to right, or has no masked-LM head, and
+        for int8.
         """
         if self.config.causal:
             raise ValueError(
                 f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
                 "one pre-trained with the objective mlm"
             )
+        if self.engine.precision == "int8":
+            raise ValueError("`precision='int8'`: masks are filled in float32 or bf16")
         return MaskFiller(self.language_model.model, self.tokenizer, self.engine)
 
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
@@ -359,103 +352,6 @@ class Predictor:
         self.resolve_precision_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 
-    def outputs(
-        self,
-        features: Features,
-        on_batch: Callable[[int], None] | None = None,
-        engine: Engine | None = None,
-    ) -> np.ndarray:
-        """The head's outputs for rows, float32; see `head_outputs`. `engine` None: the model's."""
-        engine = engine or self.engine
-        if native := self.native(engine, "task_model"):
-            return native.run(features, native.outputs, on_batch)
-        pad_id = self.tokenizer.vocabulary.pad_id
-        return head_outputs(self.task_model, features, pad_id, engine, on_batch=on_batch)
-
-    def why_not(self, precision: str) -> str | None:
-        """The reason why our own engine cannot answer in `precision`; None: it can."""
-        if self.engine.device.type != "cpu":
-            return f"{self.engine.device} is no CPU"
-        if model_class(self.folder) is FrozenTagger:
-            return "an LSTM reads its layers"
-        return why_not(self.config, precision)
-
-    def native(self, engine: Engine, name: str) -> NativeModel | None:
-        """The model of that property in our own engine; None where PyTorch is to answer."""
-        if self.why_not(engine.precision):
-            return None
-        key = name, engine.precision
-        if key not in self._native:
-            state = getattr(self, name).state_dict()
-            prefix = "encoder." if name == "encoder" else ""
-            tensors = {prefix + own: tensor.float().numpy() for own, tensor in state.items()}
-            made = NativeModel.make(tensors, self.config, engine.precision, engine.threads)
-            self._native[key] = made
-        return self._native[key]
-
-    def resolve_precision_for(self, features: Features) -> None:
-        """`resolve_precision` by the head's outputs for some of these rows."""
-        self.resolve_precision(
-            len(features), lambda engine, k: self.outputs(features.of_rows(k), engine=engine)
-        )
-
-    def use_precision(self, precision: str) -> None:
-        """Compute in `precision`, float32, bf16 or int8, from now on."""
-        self._precision_is_open = False
-        self.engine = replace(self.engine, precision=precision)
-
-    def resolve_precision(self, count: int, compute: Compute) -> None:
-        """Choose the precision for good, if that is open, by some of `count` rows.
-
-        A line on stderr says when it is not float32.
-        """
-        if not self._precision_is_open:
-            return
-        self._precision_is_open = False
-        precisions = ["bf16"] if has_bf16(self.engine.device) else []
-        precisions += [] if self.why_not("int8") else ["int8"]
-        if trial := quickest(self.engine, count, compute, precisions):
-            self.use_precision(trial.precision)
-            print(
-                f"{self.folder}: answers in {trial.precision}, {trial.gain:.1f}x as fast here and "
-                f"{trial.deviation:.1%} off at most in a sample; float32 precision is exact",
-                file=sys.stderr,
-            )
-
-    @property
-    def task_type(self) -> TaskType:
-        """The type of the task. Errors: as `model_task`."""
-        return TASK_TYPES[self.model_task.task.task_type]
-
-    @functools.cached_property
-    def model_task(self) -> ModelTask:
-        """The task of the model. Errors: ValueError for a model that was not fine-tuned."""
-        return task_of_texts(self.folder)
-
-    @functools.cached_property
-    def task_model(self) -> TaskModel:
-        """The model with its head. Errors: ValueError when a part of that was never trained."""
-        frozen = model_class(self.folder) is FrozenTagger
-        loaded = load_model(self.folder, FrozenTagger if frozen else self.task_type.head)
-        if loaded.missing:
-            raise ValueError(
-                f"{self.folder}: the weights lack {', '.join(loaded.missing)}, without which the"
-                " head was never trained: copy the model again, or fine-tune it"
-            )
-        model = self._ready(loaded.model)
-        wanted = self.task_type.num_outputs(self.model_task.label_names)
-        if model.num_outputs != wanted:
-            raise ValueError(
-                f"{self.folder}: config.json names {wanted} labels, but the head has "
-                f"{model.num_outputs} outputs: correct id2label"
-            )
-        return model
-
-    @functools.cached_property
-    def encoder(self) -> Encoder:
-        """The model without a head."""
-        return self._ready(load_model(self.folder, BareModel).model).encoder
-
     @functools.cached_property
     def language_model(self) -> LoadedModel[PreTrainingModel]:
         """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
@@ -465,10 +361,7 @@ class Predictor:
                 f"{self.folder}: this model has no masked-LM head: use a pre-trained one; this one"
                 f" can {', '.join(self.methods)}"
             )
-        return replace(loaded, model=self._ready(loaded.model))
-
-    def _ready(self, model: Module) -> Module:
-        return model.to(self.engine.device).eval()
+        return replace(loaded, model=self.ready(loaded.model))
 
 
 def _as_given(given: Any, answers: list[Any]) -> Any:

@@ -23,6 +23,8 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
 
 # far above any model: a damaged config.json must not ask for the memory
 Size = Bounds("must be 1 to 10,000,000", minimum=1, maximum=10_000_000)
+SizeOrNone = Bounds("must be 0 to 10,000,000", minimum=0, maximum=10_000_000)
+RELATIVES = {"distilbert": "DistilBERT", "electra": "ELECTRA"}  # BERT's layers, other borders
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class ModelConfig:
     num_heads: Annotated[int, Size] = 12
     intermediate_size: Annotated[int, Size] = 3072
     max_positions: Annotated[int, Size] = 512
-    type_vocab_size: Annotated[int, Size] = 2
+    type_vocab_size: Annotated[int, SizeOrNone] = 2  # 0: segments are not told apart (DistilBERT)
     dropout: Annotated[float, Fraction] = 0.1
     attention_dropout: Annotated[float, Fraction] = 0.1
     activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
@@ -45,6 +47,8 @@ class ModelConfig:
     causal: bool = False  # a position sees itself and what is left of it (the paper's LTR, GPT)
     pre_norm: bool = False  # LayerNorm before each sublayer, not after its residual; one at the end
     gated: bool = False  # GeGLU (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)
+    family: str = "bert"  # or a key of RELATIVES
+    embedding_size: Annotated[int | None, Size] = None  # ELECTRA's; None: the hidden size
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -53,6 +57,19 @@ class ModelConfig:
             raise ValueError(f"hidden_size {size} is not a multiple of num_heads {heads}")
         if self.activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
+        if self.family not in ("bert", *RELATIVES):
+            known = ", ".join(RELATIVES)
+            raise ValueError(f"family {self.family!r}: known are bert, {known}")
+        if (self.type_vocab_size == 0) != (self.family == "distilbert"):
+            raise ValueError(f"type_vocab_size {self.type_vocab_size} for {self.family}")
+        options = [name for name in ("causal", "pre_norm", "gated") if getattr(self, name)]
+        if options and self.family != "bert":
+            raise ValueError(f"{' and '.join(options)}: BERT has that, {self.family} has not")
+
+    @property
+    def table_size(self) -> int:
+        """Numbers in a row of the token, position and segment embeddings."""
+        return self.embedding_size or self.hidden_size
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
@@ -116,6 +133,6 @@ def training_flops(
     keys = config.num_layers * length
     queries = keys - length + outputs
     weights = queries * per_query + keys * per_key
-    weights += predictions * (size * size + size * config.vocab_size)
+    weights += predictions * config.table_size * (size + config.vocab_size)
     attention = 2 * queries * length * size  # scores, and their product with the values
     return 6.0 * rows * (weights + attention)

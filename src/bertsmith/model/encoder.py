@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
-from bertsmith.model.variants import Attend, attention_for, layer_class, project, recomputed
+from bertsmith.model.variants import (
+    Attend,
+    attention_for,
+    layer_class,
+    project,
+    projection,
+    recomputed,
+    segment_table,
+)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -32,11 +40,12 @@ class Embeddings(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.token = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_positions, config.hidden_size)
-        self.segment = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.token = nn.Embedding(config.vocab_size, config.table_size)
+        self.position = nn.Embedding(config.max_positions, config.table_size)
+        self.segment = segment_table(config)
+        self.norm = LayerNorm(config.table_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
+        self.project = projection(config)
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor) -> Tensor:
         length, limit = ids_BS.shape[1], self.position.num_embeddings
@@ -45,7 +54,7 @@ class Embeddings(nn.Module):
                 f"a row of {length} tokens, but the model knows {limit} positions: lower the length"
             )
         x_BSH = self.token(ids_BS) + self.segment(types_BS)
-        return self.dropout(self.norm(x_BSH + self.position.weight[:length]))
+        return self.project(self.dropout(self.norm(x_BSH + self.position.weight[:length])))
 
 
 class Layer(nn.Module):

@@ -20,15 +20,19 @@ from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 Rows = tuple[Tensor, Tensor, Tensor | None]  # ids_BS, types_BS, lengths_B
 
 
+POOLING = {"bert": torch.tanh, "distilbert": F.relu, "electra": F.gelu}
+
+
 class Pooler(nn.Module):
-    """dense + tanh on the [CLS] vector: [B, H] -> [B, H]."""
+    """dense + tanh (DistilBERT: ReLU, ELECTRA: GELU) on the [CLS] vector: [B, H] -> [B, H]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.activation = POOLING[config.family]
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, cls_BH: Tensor) -> Tensor:
-        return torch.tanh(self.dense(cls_BH))
+        return self.activation(self.dense(cls_BH))
 
 
 class BareModel(nn.Module):
@@ -47,16 +51,42 @@ class MaskedLMHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.table_size)
+        self.norm = nn.LayerNorm(config.table_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def transform(self, hidden_NH: Tensor) -> Tensor:
-        """[N, H] -> [N, H], still to be multiplied with the output table."""
+        """[N, H] -> [N, row of the table], still to be multiplied with the output table."""
         return self.norm(F.gelu(self.dense(hidden_NH), approximate=self.approximate))
 
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
         return F.linear(self.transform(hidden_NH), token_embedding_VH, self.bias)  # [N, V]
+
+
+class ReplacedTokenHead(nn.Module):
+    """dense + GELU, then one number: [N, H] -> [N]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        return self.output(F.gelu(self.dense(hidden_NH))).squeeze(-1)
+
+
+class ReplacedTokenDetector(nn.Module):
+    """ELECTRA's discriminator (Clark et al. 2020, arXiv 2003.10555)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.rtd = ReplacedTokenHead(config)
+
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits [B, S], positive where a token was replaced; those at padding mean nothing."""
+        return self.rtd(self.encoder(ids_BS, types_BS, lengths_B))
 
 
 class PreTrainingOutput(NamedTuple):

@@ -90,7 +90,9 @@ def local_start(encoder: Encoder, std: float) -> None:
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
         table[0] = 0.0
         # a vector shared by half a row would turn all its queries alike, away from the neighbour
-        encoder.embeddings.segment.weight.zero_()
+        segments = encoder.embeddings.segment
+        assert isinstance(segments, nn.Embedding)
+        segments.weight.zero_()
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
             query, key, value = layer.qkv.weight.chunk(3)

@@ -1,5 +1,7 @@
 """All that may differ from plain BERT: who sees whom, where layers are read, how they are made.
 
+`segment_table` and `projection` are the borders of DistilBERT and ELECTRA.
+
 `Attend` is the attention of one batch. `PreNorm` and `GeGLU` are mixed into the encoder's layer
 where the configuration asks for them. `recomputed` trades time for memory. Letters: encoder.py.
 """
@@ -105,6 +107,25 @@ class GeGLU:
     def widen(self: Any, x_BQH: Tensor) -> Tensor:
         gate_BQF, up_BQF = self.gate_up(x_BQH).chunk(2, dim=-1)
         return F.gelu(gate_BQF, approximate=self.approximate) * up_BQF
+
+
+class NoSegments(nn.Module):
+    """In place of the segment embedding: first and second text look alike."""
+
+    def forward(self, types_BS: Tensor) -> float:
+        return 0.0
+
+
+def segment_table(config: ModelConfig) -> nn.Module:
+    """The segment embedding; DistilBERT (Sanh et al. 2019, arXiv 1910.01108) has none."""
+    rows = config.type_vocab_size
+    return nn.Embedding(rows, config.table_size) if rows else NoSegments()
+
+
+def projection(config: ModelConfig) -> nn.Module:
+    """Embeddings -> hidden size, which differ in ELECTRA (Clark et al. 2020, arXiv 2003.10555)."""
+    sizes = config.table_size, config.hidden_size
+    return nn.Linear(*sizes) if sizes[0] != sizes[1] else nn.Identity()
 
 
 @cache

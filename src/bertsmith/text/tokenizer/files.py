@@ -103,7 +103,11 @@ def _warn_of_added(folder: str, names: str) -> None:
 
 
 def write_tokenizer(
-    folder: Path, vocabulary: Vocabulary, normalization: Normalization, max_length: int
+    folder: Path,
+    vocabulary: Vocabulary,
+    normalization: Normalization,
+    max_length: int,
+    token_types: bool,
 ) -> None:
     """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json` into `folder`.
 
@@ -117,7 +121,8 @@ def write_tokenizer(
     strips = normalization.strip_accents == "all"
     own = _own_settings(normalization)
     # By itself transformers returns no token types from a tokenizer of no named model.
-    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    types = ["token_type_ids"] * token_types
+    inputs = {"model_input_names": ["input_ids", *types, "attention_mask"]}
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     config = {
         # transformers builds a BertTokenizer from these settings alone, without the other file.
@@ -125,7 +130,8 @@ def write_tokenizer(
         "do_lower_case": normalization.lowercase,
         "strip_accents": None if strips == normalization.lowercase else strips,
         "tokenize_chinese_chars": normalization.split_cjk,
-        **({OWN_SETTINGS: own, **inputs} if own else {}),
+        **({OWN_SETTINGS: own} if own else {}),
+        **(inputs if own or not token_types else {}),
         "model_max_length": max_length,
         **dict(zip(names, SPECIAL, strict=True)),
     }

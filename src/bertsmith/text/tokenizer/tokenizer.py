@@ -90,9 +90,16 @@ class Tokenizer:
         """The tokenizer of a model folder. Errors: those of `read_tokenizer`."""
         return cls(*read_tokenizer(Path(folder)))
 
-    def save(self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH) -> None:
-        """Write the tokenizer's three files; transformers will cut texts at `max_length` tokens."""
-        write_tokenizer(Path(folder), self.vocabulary, self.normalization, max_length)
+    def save(
+        self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH, token_types: bool = True
+    ) -> None:
+        """Write the tokenizer's three files.
+
+        transformers will cut texts at `max_length` tokens, and leave out the token types of a model
+        that has none.
+        """
+        settings = self.normalization, max_length, token_types
+        write_tokenizer(Path(folder), self.vocabulary, *settings)
 
     def encode_batch(
         self,

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bertsmith.base.files import write_json
 from bertsmith.base.settings import to_mapping
 from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_model
 from bertsmith.checkpoints.run_folder import RunFolder, describe
@@ -234,8 +235,8 @@ def train_sentence_vectors(
     before = task.evaluate()
     optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
     after = fit(task, optimizer, loop, engine, out)
-    extra = {"trained_for": "similarity", "pool": settings.pool, "max_length": settings.max_length}
-    save_model(model, tokenizer, out, extra_config=extra, exclude=loaded.missing)
+    write_pooling(out, settings, model.config.hidden_size)
+    save_model(model, tokenizer, out, exclude=loaded.missing)
     result = {
         "metrics": after,
         "metrics_before": before,
@@ -245,6 +246,30 @@ def train_sentence_vectors(
     }
     run.write_result(result)
     return result
+
+
+def write_pooling(folder: Path, settings: ContrastiveSettings, hidden_size: int) -> None:
+    """Write the files by which sentence-transformers and `embed` make a folder's vectors.
+
+    The names are its old ones, which all its versions and other servers read.
+    """
+    modules = [
+        {"idx": k, "name": str(k), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for k, (kind, path) in enumerate([("Transformer", ""), ("Pooling", "1_Pooling")])
+    ]
+    pooling = {
+        "word_embedding_dimension": hidden_size,
+        "pooling_mode_cls_token": settings.pool == "cls",
+        "pooling_mode_mean_tokens": settings.pool == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    prompts = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    length = {"max_seq_length": settings.max_length, "do_lower_case": False}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", length)
+    write_json(folder / "config_sentence_transformers.json", prompts)
+    write_json(folder / "modules.json", modules)
 
 
 def _described(start: Path, pairs: Pairs, dev: Pairs | None) -> dict[str, Any]:

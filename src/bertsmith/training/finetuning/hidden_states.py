@@ -104,12 +104,13 @@ def states_at(
             on_batch(len(rows))
 
 
-Pool = Literal["mean", "cls", "max"]
+Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
 
 
 def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
     """Pool the tokens of each row, [B, S, H] -> [B, H]: their mean ([CLS] and [SEP] among them, as
-    in Reimers and Gurevych 2019, arXiv 1908.10084), the largest of their values, or that at [CLS].
+    in Reimers and Gurevych 2019, arXiv 1908.10084), the largest of their values, that at [CLS], or
+    their sum over the root of their number.
 
     Padding and the first `skip` tokens are left out; the token after these stands for [CLS].
     """
@@ -119,7 +120,9 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> 
     is_token_BS1 = ((columns >= skip) & (columns < lengths_B[:, None]))[:, :, None]
     if pool == "max":
         return hidden_BSH.masked_fill(~is_token_BS1, -torch.inf).amax(dim=1)
-    return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / (lengths_B - skip)[:, None]
+    counts_B1 = (lengths_B - skip)[:, None]
+    divisors_B1 = counts_B1.sqrt() if pool == "mean_sqrt_len" else counts_B1
+    return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / divisors_B1
 
 
 def check_pool(pool: Pool, config: ModelConfig) -> None:

@@ -175,7 +175,7 @@ class Trainer:
             for name, data in dev.items()
         )
         rows = task_type.featurize(tokenizer, train, encoding, names)
-        if rows.token_types.max(initial=0) >= (segments := config.type_vocab_size):
+        if 0 < (segments := config.type_vocab_size) <= rows.token_types.max(initial=0):
             raise ValueError(
                 f"{start.folder}: with its type_vocab_size of {segments} it cannot read second"
                 " texts: take a model that was trained on pairs, or leave `text_pair` out"

@@ -19,7 +19,7 @@ from bertsmith.checkpoints.tensors import hugging_face_names
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.model.config import ModelConfig, config_for, training_flops
+from bertsmith.model.config import RELATIVES, ModelConfig, config_for, training_flops
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
@@ -47,7 +47,8 @@ def model_config(
     """The configuration of the model in `folder`, or of a new one.
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
-    pieces (compiled kernels do not look), too few positions, or one segment for pairs.
+    pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
+    another objective than mlm with a relative of BERT.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
@@ -57,11 +58,16 @@ def model_config(
     }
     if folder is not None:
         _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
-        config = replace(read_config(folder), **changes)
+        config = read_config(folder)
         if len(tokenizer.vocabulary) > config.vocab_size:
             raise ValueError(
                 f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
                 f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
+            )
+        if settings.objective != "mlm" and config.family in RELATIVES:
+            raise ValueError(
+                f"{folder}: {RELATIVES[config.family]} can learn only with `objective='mlm'`, not "
+                f"with {settings.objective}"
             )
         if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
             raise ValueError(
@@ -74,7 +80,7 @@ def model_config(
                 f"{name} = {longest}: {folder} knows {config.max_positions} positions: lower it, "
                 "use `bertsmith extend-positions`, or start a new model without `model`"
             )
-        return config
+        return replace(config, **changes)
     config = config_for(
         settings.size,
         len(tokenizer.vocabulary),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarize
+from bertsmith.tasks.metrics import sigmoid
 from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -41,6 +42,12 @@ class ModelTask:
     encoding: EncodingSettings
     thresholds: dict[str, Any] = field(default_factory=dict)
     """Tuned on dev besides the weights, such as {"null_threshold": -1.5}; each type's own."""
+    score_activation: Literal["identity", "sigmoid"] = "identity"
+    """What makes a score of the head's output."""
+
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        """The scores that a head's outputs are."""
+        return sigmoid(outputs) if self.score_activation == "sigmoid" else outputs
 
 
 class TaskType:

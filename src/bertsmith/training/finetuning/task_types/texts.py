@@ -226,7 +226,8 @@ class Regress(TextType):
     def answers(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
     ) -> Labelled:
-        return Labelled(features.pooled(outputs, model_task.encoding.pool)[:, 0], None)
+        scores = model_task.scores(features.pooled(outputs, model_task.encoding.pool))
+        return Labelled(scores[:, 0], None)
 
     def constant_prediction(self, answers: Labelled, data: Examples) -> str | None:
         assert data.labels is not None

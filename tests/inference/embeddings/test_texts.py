@@ -1,4 +1,4 @@
-"""Vectors of texts against sums made from transformers' BertModel; whitening; who was trained."""
+"""Vectors of texts beside transformers and sentence-transformers; what a folder says of them."""
 
 import json
 import shutil
@@ -9,19 +9,20 @@ import torch
 import transformers
 
 import bertsmith
-from bertsmith.inference.embeddings import (
+from bertsmith.inference.embeddings.pooling import (
     PoolingSettings,
-    Whitening,
-    embed,
     pooling_settings,
     pooling_warning,
 )
+from bertsmith.inference.embeddings.texts import embed
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import BareModel
 from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.contrastive import write_pooling
+from bertsmith.training.finetuning.settings import ContrastiveSettings
 
-from ..tiny import piece_tokenizer, published_model, random_model, write
+from ...tiny import piece_tokenizer, published_model, random_model, write
 
 VOCABULARY = piece_tokenizer("the a cat dog sat on mat . ##s good bad").vocabulary
 TEXTS = ["the cat sat on the mat .", "", "a dog", "the cats sat . " * 9, "good"]
@@ -83,7 +84,8 @@ def saved_by_them(source, target, *, pool="mean", normalize=False, prompts=(), *
     modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     transformer = modules.Transformer(str(source), max_seq_length=settings.get("max_length"))
     pooling = modules.Pooling(16, pool, include_prompt=settings.get("include_prompt", True))
-    parts = [transformer, pooling, *([modules.Normalize()] if normalize else [])]
+    dense = [modules.Dense(*layer, **more) for *layer, more in settings.get("dense", [])]
+    parts = [transformer, pooling, *dense, *([modules.Normalize()] if normalize else [])]
     name = next(iter(prompts), None)
     model = package.SentenceTransformer(
         modules=parts, prompts=dict(prompts), default_prompt_name=name, device="cpu"
@@ -92,6 +94,11 @@ def saved_by_them(source, target, *, pool="mean", normalize=False, prompts=(), *
     return target
 
 
+DENSE = [
+    (16, 12, {}),  # tanh
+    (12, 12, {"bias": False, "activation_function": torch.nn.Identity(), "use_residual": True}),
+    (12, 6, {"activation_function": torch.nn.GELU(), "use_residual": True}),
+]
 QUERY = {"query": "a good dog ", "passage": "the mat "}
 
 
@@ -101,6 +108,9 @@ QUERY = {"query": "a good dog ", "passage": "the mat "}
         {},
         {"pool": "cls", "normalize": True},
         {"pool": "max"},
+        {"pool": "mean_sqrt_len_tokens"},
+        {"dense": DENSE},
+        {"dense": DENSE, "normalize": True, "pool": "cls"},
         {"normalize": True, "max_length": 20},
         {"prompts": QUERY, "normalize": True},
         {"prompts": QUERY, "include_prompt": False},
@@ -113,6 +123,104 @@ def test_vectors_are_those_of_sentence_transformers(folder, tmp_path, settings):
     theirs = saved_by_them(folder, tmp_path / "theirs", **settings)
     expected = sentence_transformer(theirs).encode(TEXTS)
     np.testing.assert_allclose(bertsmith.load(theirs).embed(TEXTS), expected, atol=1e-5)
+
+
+def test_what_embed_train_writes_opens_in_sentence_transformers(tmp_path, folder):
+    for pool in ("mean", "cls"):
+        ours = shutil.copytree(folder, tmp_path / pool)
+        write_pooling(ours, ContrastiveSettings(pool=pool, max_length=20), 16)
+        expected = sentence_transformer(ours).encode(TEXTS)
+        np.testing.assert_allclose(bertsmith.load(ours).embed(TEXTS), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("config.json", {"in_features": 9}, "takes vectors of 9, but gets 16 numbers"),
+        ("config.json", {"out_features": 0}, "in_features and out_features are not numbers"),
+        ("config.json", {"out_features": 5}, "by config.json it should have"),
+        ("model.safetensors", None, "no such file; pickled weights are never opened"),
+    ],
+)
+def test_a_damaged_dense_module(tmp_path, folder, file, damage, message):
+    theirs = saved_by_them(folder, tmp_path / "theirs", dense=DENSE[:1])
+    path = theirs / "2_Dense" / file
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ValueError, match=message):
+        bertsmith.load(theirs).embed(TEXTS)
+
+
+def test_a_module_outside_the_folder_is_refused(tmp_path, folder):
+    theirs = shutil.copytree(folder, tmp_path / "theirs")
+    write(theirs / "modules.json", json.dumps([{"type": "a.Dense", "path": "../2_Dense"}]))
+    with pytest.raises(ValueError, match="'../2_Dense' is no folder beside it"):
+        pooling_settings(theirs)
+
+
+def test_prompts_by_name(tmp_path, folder):
+    theirs = saved_by_them(folder, tmp_path / "theirs", prompts=QUERY)
+    model, library = bertsmith.load(theirs), sentence_transformer(theirs)
+    expected = library.encode(TEXTS, prompt_name="passage")
+    np.testing.assert_allclose(model.embed(TEXTS, prompt="passage"), expected, atol=1e-5)
+    np.testing.assert_array_equal(
+        model.embed(TEXTS, prompt="the mat "), model.embed(TEXTS, prompt="passage")
+    )
+    with pytest.raises(ValueError, match=r"`prompt='pasage'`: no prompt.*did you mean 'passage'"):
+        model.embed(TEXTS, prompt="pasage")
+    with pytest.raises(ValueError, match=r"has this name \(it has none\).*such as 'query: '"):
+        bertsmith.load(folder).embed(TEXTS, prompt="query")
+
+
+def test_dimensions_are_the_first_numbers_before_vectors_are_made_of_length_1(tmp_path, folder):
+    theirs = saved_by_them(folder, tmp_path / "theirs")
+    expected = sentence_transformer(theirs).encode(TEXTS, truncate_dim=5, normalize_embeddings=True)
+    found = bertsmith.load(theirs).embed(TEXTS, dimensions=5, normalize=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for wrong in (0, 17):
+        with pytest.raises(ValueError, match=f"`dimensions={wrong}`: the model's vectors have 1"):
+            bertsmith.load(theirs).embed(TEXTS, dimensions=wrong)
+
+
+LONG = ["the cat sat on the mat . a dog", "good " * 31, "a cat", ""]
+
+
+@pytest.mark.parametrize("pool", ["mean", "max", "cls", "mean_sqrt_len"])
+@pytest.mark.parametrize("prompt", ["", "a dog "])
+def test_windows_are_pooled_as_their_tokens_are(folder, pool, prompt):
+    """Beside windows made by hand, of 8 tokens with [CLS], prompt and [SEP]."""
+    model = bertsmith.load(folder)
+    settings = {"pool": pool, "max_length": 8, "prompt": prompt}
+    found = model.embed(LONG, long_texts="windows", **settings)
+    short = model.embed(LONG[2:], **settings)
+    np.testing.assert_allclose(found[2:], short, atol=1e-6)
+    room = 6 - len(prompt.split())
+    for text, vector in zip(LONG[:2], found[:2], strict=True):
+        words, count = text.split(), -(-len(text.split()) // room)
+        cuts = [len(words) * k // count for k in range(count + 1)]
+        windows = [" ".join(words[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        assert max(len(window.split()) for window in windows) <= room
+        parts = model.embed(windows, **settings).astype(np.float64)
+        weights = np.array([len(w.split()) + len(prompt.split()) + 2.0 for w in windows])[:, None]
+        expected = {
+            "mean": (parts * weights).sum(0) / weights.sum(),
+            "cls": (parts * weights).sum(0) / weights.sum(),
+            "max": parts.max(0),
+            "mean_sqrt_len": (parts * np.sqrt(weights)).sum(0) / np.sqrt(weights.sum()),
+        }[pool]
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_windows_are_counted_by_text(folder):
+    done, settings = [], PoolingSettings(max_length=8, long_texts="windows")
+    _, cut = embed(bertsmith.load(folder), LONG, settings, done.append)
+    assert cut == 0 and sum(done) == len(LONG)
+    assert str(settings) == "the mean of the tokens, of at most 8 tokens a window"
+    assert bertsmith.load(folder).embed([], long_texts="windows").shape == (0, 16)
+    with pytest.raises(ValueError, match="`long_texts='head'`: known are cut, windows"):
+        bertsmith.load(folder).embed(LONG, long_texts="head")
 
 
 def test_texts_are_lower_cased_where_the_folder_says_so(tmp_path):
@@ -160,7 +268,8 @@ def test_a_default_prompt_that_is_not_there(folder, tmp_path):
 def test_what_a_folder_says_of_its_training(tmp_path, folder):
     assert "nothing says" in pooling_warning(folder, pooling_settings(folder))
     assert pooling_settings(folder) == PoolingSettings("mean", None)
-    ours = saved(tmp_path / "ours", trained_for="similarity", pool="cls", max_length=24)
+    ours = saved(tmp_path / "ours")
+    write_pooling(ours, ContrastiveSettings(pool="cls", max_length=24), 16)
     assert pooling_settings(ours) == PoolingSettings("cls", 24)
     assert pooling_warning(ours, pooling_settings(ours)) is None
     assert pooling_settings(ours, "mean", 12) == PoolingSettings("mean", 12)
@@ -191,14 +300,14 @@ def test_what_a_folder_says_of_its_training(tmp_path, folder):
 def test_layers_behind_the_pooling_are_told(tmp_path, folder):
     theirs = shutil.copytree(folder, tmp_path / "theirs")
     modules = theirs / "modules.json"
-    names = ("Transformer", "Pooling", "Dense", "Normalize")
+    names = ("Transformer", "Pooling", "LSTM", "Normalize")
     modules.write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
-    message = r"made by layers after the pooling \(Dense\).*pool='mean'"
+    message = r"made by layers after the pooling \(LSTM\).*pool='mean'"
     with pytest.raises(ValueError, match=message):
         pooling_settings(theirs)
     assert pooling_settings(theirs, "mean") == PoolingSettings(normalize=True)
     warning = pooling_warning(theirs, PoolingSettings())
-    assert "pooling that are not read here, Dense: use" in warning
+    assert "pooling that are not read here, LSTM: use" in warning
     for damaged in ({}, [1]):
         modules.write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="modules.json: not a list of JSON objects"):
@@ -211,66 +320,6 @@ def test_a_length_that_the_model_does_not_have(folder, length):
         embed(bertsmith.load(folder), TEXTS, PoolingSettings("mean", length))
 
 
-def correlated(count, size, seed=1):
-    random = np.random.default_rng(seed)
-    mixing = random.normal(size=(size, size)) * np.geomspace(5.0, 0.05, size)
-    return (random.normal(size=(count, size)) @ mixing.T + 3.0).astype(np.float32)
-
-
-@pytest.mark.parametrize("dimensions", [None, 6, 2])
-def test_whitened_vectors_have_mean_0_and_the_identity_as_covariance(dimensions):
-    vectors = correlated(300, 6)
-    white = Whitening.fit(vectors, dimensions).apply(vectors).astype(np.float64)
-    size = dimensions or 6
-    np.testing.assert_allclose(white.mean(axis=0), np.zeros(size), atol=1e-4)
-    np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(size), atol=1e-3)
-
-
-def test_whitening_without_dimensions_is_the_inverse_root_of_the_covariance():
-    vectors = correlated(300, 5)
-    whitening = Whitening.fit(vectors)
-    root, covariance = whitening.matrix, np.cov(vectors.astype(np.float64).T, bias=True)
-    np.testing.assert_allclose(root, root.T, atol=1e-8)
-    np.testing.assert_allclose(root @ covariance @ root, np.eye(5), atol=1e-6)
-    # cosines are those of the principal directions, which are only turned
-    turned, white = (w.apply(vectors)[:9] for w in (Whitening.fit(vectors, 5), whitening))
-    np.testing.assert_allclose(turned @ turned.T, white @ white.T, atol=1e-3)
-
-
-def test_the_direction_that_a_layer_norm_takes_away_stays_empty():
-    vectors = correlated(300, 6)
-    normed = torch.nn.functional.layer_norm(torch.from_numpy(vectors), (6,)).numpy()
-    white = Whitening.fit(normed).apply(normed)
-    variances = np.linalg.eigvalsh(np.cov(white.T, bias=True))
-    np.testing.assert_allclose(variances, [0, 1, 1, 1, 1, 1], atol=1e-3)
-    assert Whitening.fit(normed, 5).matrix.shape == (6, 5)
-    with pytest.raises(ValueError, match="300 texts span 5 of 6 directions"):
-        Whitening.fit(normed, 6)
-
-
-def test_dimensions_are_the_directions_of_largest_variance():
-    random = np.random.default_rng(2)
-    vectors = random.normal(size=(500, 3)) * [1.0, 9.0, 3.0]
-    matrix = Whitening.fit(vectors, 2).matrix
-    assert np.abs(matrix).argmax(axis=0).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("count", "dimensions", "message"),
-    [
-        (4, None, "4 texts span 3 of 6 directions: give more texts"),
-        (4, 4, "4 texts span 3 of 4 directions"),
-        (1, 1, "1 texts span 0 of 1"),
-        (50, 7, "`dimensions=7`: the model's vectors have 1 to 6"),
-        (50, 0, "`dimensions=0`: the model's vectors have 1 to 6"),
-    ],
-)
-def test_too_few_texts_to_whiten(count, dimensions, message):
-    with pytest.raises(ValueError, match=message):
-        Whitening.fit(correlated(count, 6), dimensions)
-    assert Whitening.fit(correlated(4, 6), 3).matrix.shape == (6, 3)
-
-
 def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
     folder = saved(tmp_path / "causal", causal=True)
     predictor = bertsmith.load(folder)
@@ -280,5 +329,5 @@ def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
         embed(predictor, TEXTS, PoolingSettings("cls"))
     vectors, _ = embed(predictor, TEXTS, PoolingSettings("mean"))
     assert not np.allclose(vectors[0], vectors[2])
-    with pytest.raises(ValueError, match="`pool='avg'`: known are mean, cls, max"):
+    with pytest.raises(ValueError, match="pool = 'avg': expected mean, cls, max or mean_sqrt_len"):
         predictor.embed(TEXTS, pool="avg")

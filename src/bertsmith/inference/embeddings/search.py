@@ -1,0 +1,299 @@
+"""The nearest of many stored vectors by exact cosine, in bounded memory.
+
+Files are read in blocks, by as many workers as there are cores. A worker computes the cosines of a
+block with all queries and passes on those above the K-th best so far, which are soon few.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.base.files import named_errors
+from bertsmith.training.finetuning.hidden_states import unit_length
+from bertsmith.training.replicas import use_one_thread
+
+BLOCK_BYTES = 4 << 20  # that a worker reads at once
+QUERIES = 512  # compared at once; more read the files again
+
+
+@dataclass(frozen=True)
+class Found:
+    """The K nearest vectors of Q queries, the nearest first; of equal ones the first row."""
+
+    rows: np.ndarray
+    """int64 [Q, K], counted from 0, through all files of a folder."""
+    scores: np.ndarray
+    """float32 [Q, K], cosines; that of a vector of length 0 is 0."""
+
+
+Block = tuple[int, int, Callable[[np.ndarray], np.ndarray]]
+"""Its first row, the number of its rows, what gives them (float32 memory for them is lent)."""
+
+
+class VectorFile(NamedTuple):
+    """A .npy of vectors by its header."""
+
+    path: Path
+    rows: int
+    size: int
+    kind: np.dtype
+    offset: int
+    """First byte of the numbers."""
+
+    @classmethod
+    def open(cls, path: Path) -> VectorFile:
+        """Errors: ValueError for a file that is no float [N, D], or truncated."""
+        if not path.is_file():
+            raise ValueError(f"{path}: no .npy file there")
+        with path.open("rb") as file:
+            try:
+                is_old = np.lib.format.read_magic(file) == (1, 0)
+                formats = np.lib.format
+                read = formats.read_array_header_1_0 if is_old else formats.read_array_header_2_0
+                shape, is_fortran, kind = read(file)
+            except ValueError as error:
+                raise ValueError(f"{path}: not a .npy file ({error})") from error
+            offset, end = file.tell(), file.seek(0, os.SEEK_END)
+        if kind not in (np.float32, np.float16) or len(shape) != 2 or is_fortran or 0 in shape:
+            raise ValueError(
+                f"{path}: {kind} {list(shape)}: search reads float32 or float16 [N, D], such as"
+                " `bertsmith embed` writes"
+            )
+        if end - offset != shape[0] * shape[1] * kind.itemsize:
+            raise ValueError(f"{path}: not as long as its header says: write it again")
+        return cls(path, *shape, kind, offset)
+
+    def read(self, file: BinaryIO, span: slice, memory: np.ndarray) -> np.ndarray:
+        """Some of the vectors, of several threads at once, too; float32 ones lie in `memory`.
+
+        Errors: OSError; ValueError for a file that became shorter.
+        """
+        is_wide = self.kind == memory.dtype
+        block = memory if is_wide else np.empty(memory.shape, self.kind)
+        left = block.reshape(-1).view(np.uint8).data
+        place = self.offset + span.start * self.size * self.kind.itemsize
+        with named_errors(self.path):
+            while left and (done := os.preadv(file.fileno(), [left], place)):
+                left, place = left[done:], place + done
+        if left:
+            raise ValueError(f"{self.path}: it became shorter while it was read")
+        return block
+
+
+class StoredVectors:
+    """The vectors of a .npy file, or of all in a folder, in the order of their names.
+
+    Errors: ValueError for no such file, those of `VectorFile.open`, and unequal sizes.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        paths = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+        if not paths:
+            raise ValueError(f"{path}: no .npy file in this folder")
+        self.files = [VectorFile.open(each) for each in paths]
+        for file in self.files:
+            if file.size != self.files[0].size:
+                raise ValueError(
+                    f"{file.path}: vectors of {file.size} numbers, but those of {paths[0]} have"
+                    f" {self.files[0].size}"
+                )
+        self._ends = np.cumsum([file.rows for file in self.files])
+        self.shape = int(self._ends[-1]), self.files[0].size
+
+    def place(self, row: int) -> tuple[Path, int]:
+        """The file that has a row, and its number there."""
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        file = self.files[number]
+        return file.path, int(row - self._ends[number] + file.rows)
+
+    def blocks(self, opened: ExitStack) -> Iterator[Block]:
+        for end, stored in zip(self._ends.tolist(), self.files, strict=True):
+            file = opened.enter_context(stored.path.open("rb", buffering=0))
+            for span in _spans(stored.rows, self.shape[1]):
+                first = end - stored.rows + span.start
+                yield first, span.stop - span.start, partial(stored.read, file, span)
+
+
+class HeldVectors:
+    """Vectors [N, D] in memory, in blocks as `StoredVectors`."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        if vectors.ndim != 2 or vectors.dtype.kind != "f" or not vectors.size:
+            raise ValueError(
+                f"vectors of {vectors.dtype} {list(vectors.shape)}: expected floats [N, D]"
+            )
+        self.vectors, self.shape = vectors, vectors.shape
+
+    def place(self, row: int) -> tuple[str, int]:
+        return "vectors", row
+
+    def blocks(self, opened: ExitStack) -> Iterator[Block]:
+        for span in _spans(*self.shape):
+            yield span.start, span.stop - span.start, lambda _, span=span: self.vectors[span]
+
+
+def read_queries(path: Path) -> np.ndarray:
+    """The vectors of a .npy [Q, D]. Errors: ValueError as `VectorFile.open`."""
+    VectorFile.open(path)
+    return np.load(path)
+
+
+def _spans(count: int, size: int) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES // (4 * size))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def search(
+    vectors: str | Path | np.ndarray,
+    queries: np.ndarray,
+    top: int = 10,
+    on_rows: Callable[[int], None] | None = None,
+) -> Found:
+    """The `top` vectors of the largest cosine with each query, by comparing all of them.
+
+        found = bertsmith.search("titles.npy", model.embed(["A man sings."]))
+
+    `vectors`: a .npy file or a folder of them, float32 or float16 [N, D], of which a MiB a core is
+    in memory at a time; or an array. `queries`: [Q, D], or one, [D]. `on_rows` gets the number of
+    vectors in each block that is done.
+
+    Errors: ValueError for files that cannot be read, other sizes, numbers that are not finite.
+    """
+    queries = np.atleast_2d(np.asarray(queries, np.float32))
+    held = HeldVectors(vectors) if isinstance(vectors, np.ndarray) else StoredVectors(vectors)
+    count, size = held.shape
+    if queries.ndim != 2 or queries.shape[1] != size:
+        raise ValueError(
+            f"queries {list(queries.shape)}, vectors {[count, size]}: not of one size: make both"
+            " by the same model, in the same way"
+        )
+    if top < 1:
+        raise ValueError(f"`top={top}`: 1 or more")
+    if not np.isfinite(queries).all():
+        raise ValueError("queries: a number of them is NaN or infinite")
+    parts = [
+        _search(held, unit_length(queries[start : start + QUERIES]), min(top, count), on_rows)
+        for start in range(0, len(queries), QUERIES)
+    ]
+    rows = [part.rows for part in parts] or [np.empty((0, min(top, count)), np.int64)]
+    scores = [part.scores for part in parts] or [np.empty((0, min(top, count)), np.float32)]
+    return Found(np.concatenate(rows), np.concatenate(scores))
+
+
+def _search(
+    held: StoredVectors | HeldVectors,
+    units: np.ndarray,
+    top: int,
+    on_rows: Callable[[int], None] | None,
+) -> Found:
+    best, lent = _Best(len(units), top), threading.local()
+    units_QD = torch.from_numpy(np.ascontiguousarray(units))
+    size, most = units.shape[1], max(1, BLOCK_BYTES // (4 * units.shape[1]))
+
+    def compute(block: Block) -> tuple[int, _Candidates]:
+        first, count, read = block
+        if not hasattr(lent, "block"):  # memory of this worker, or every block would fault it in
+            lent.block = np.empty((most, size), np.float32)
+            lent.scores = torch.empty(len(units) * most)
+            lent.mask = torch.empty(len(units) * most, dtype=torch.bool)
+        with torch.inference_mode():
+            block_BD = torch.from_numpy(read(lent.block[:count])).float()
+            lengths_B = torch.linalg.vector_norm(block_BD, dim=1)
+            if not lengths_B.isfinite().all():
+                file, row = held.place(first + int(lengths_B.isfinite().int().argmin()))
+                raise ValueError(f"{file}: row {row} holds NaN, infinity or too large a number")
+            numbers = len(units) * count
+            scores_QB = lent.scores[:numbers].view(-1, count)
+            torch.mm(units_QD, block_BD.T, out=scores_QB)
+            scores_QB /= torch.where(lengths_B > 0, lengths_B, 1.0)
+            mask_QB = lent.mask[:numbers].view(-1, count)
+            return count, best.candidates(scores_QB, mask_QB, first)
+
+    has_affinity = hasattr(os, "sched_getaffinity")
+    workers = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    waiting: deque[Future[tuple[int, _Candidates]]] = deque()
+
+    def take() -> None:
+        rows, candidates = waiting.popleft().result()
+        best.add(candidates)
+        if on_rows:
+            on_rows(rows)
+
+    with ExitStack() as files, ExitStack() as opened:
+        pool = ThreadPoolExecutor(workers, "search", initializer=use_one_thread)
+        opened.callback(pool.shutdown, cancel_futures=True)
+        threads = torch.get_num_threads()
+        opened.callback(torch.set_num_threads, threads)
+        for block in held.blocks(files):
+            waiting.append(pool.submit(compute, block))
+            if len(waiting) > 2 * workers:
+                take()
+        while waiting:
+            take()
+    return best.found()
+
+
+class _Candidates(NamedTuple):
+    queries: np.ndarray  # int64 [M]
+    rows: np.ndarray  # int64 [M]
+    scores: np.ndarray  # float32 [M]
+
+
+class _Best:
+    """The best of each query so far.
+
+    Candidates wait until there are as many as the best ones, so that sorting them costs little.
+    What is found does not depend on when they are sorted in.
+    """
+
+    def __init__(self, queries: int, top: int) -> None:
+        self._top, self._waiting = top, []
+        self._kept = _Candidates(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.float32)))
+        self._least = torch.full((queries, 1), -torch.inf)
+
+    def candidates(self, scores_QB: Tensor, is_better: Tensor, first: int) -> _Candidates:
+        """The scores of a block of rows that may be among the best; `is_better` is overwritten."""
+        torch.gt(scores_QB, self._least, out=is_better)
+        which, columns = is_better.nonzero(as_tuple=True)
+        (queries, count), top = scores_QB.shape, self._top
+        if count > top and len(which) > 4 * queries * top:
+            is_better &= scores_QB >= scores_QB.topk(top, dim=1).values[:, -1:]
+            which, columns = is_better.nonzero(as_tuple=True)
+        scores = scores_QB[which, columns].numpy()
+        return _Candidates(which.numpy(), columns.numpy() + first, scores)
+
+    def add(self, candidates: _Candidates) -> None:
+        self._waiting.append(candidates)
+        if sum(len(part.rows) for part in self._waiting) >= len(self._least) * self._top:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        every = _Candidates(*map(np.concatenate, zip(self._kept, *self._waiting, strict=True)))
+        order = np.lexsort((every.rows, -every.scores, every.queries))
+        queries = every.queries[order]
+        ranks = np.arange(len(order)) - np.searchsorted(queries, queries)
+        kept = order[ranks < self._top]
+        self._kept, self._waiting = _Candidates(*(part[kept] for part in every)), []
+        least = torch.full_like(self._least, -torch.inf)
+        last = ranks[ranks < self._top] == self._top - 1
+        least[self._kept.queries[last], 0] = torch.from_numpy(self._kept.scores[last])
+        self._least = least  # at once, as workers read it
+
+    def found(self) -> Found:
+        self._sort_in()
+        shape = len(self._least), self._top
+        return Found(self._kept.rows.reshape(shape), self._kept.scores.reshape(shape))

@@ -1,0 +1,152 @@
+"""A vector a text: token rows of the texts, a pooled vector a row, then a vector a text.
+
+The steps stand apart: `text_rows` needs a tokenizer alone, `sentence_vectors` whatever computes the
+last hidden states, and `finished` only the vectors of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
+from bertsmith.tasks.features import Features
+from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training.finetuning.hidden_states import (
+    check_pool,
+    text_features,
+    unit_length,
+)
+
+if TYPE_CHECKING:
+    from bertsmith.inference.engines.runner import Runner
+    from bertsmith.training.engine import Engine
+
+
+def embed(
+    model: Runner,
+    texts: Sequence[str],
+    pooling: PoolingSettings,
+    on_batch: Callable[[int], None] | None = None,
+    engine: Engine | None = None,
+) -> tuple[np.ndarray, int]:
+    """(Vectors float32 [N, D] of N texts, how many were cut to the length). `engine`: the model's.
+
+    Errors: ValueError for a length that the model does not have or that the prompt fills, more
+    dimensions than there are, and as `check_pool`.
+    """
+    check_pool(pooling.pool, model.config)
+    size = pooling.size(model.config.hidden_size)
+    if not texts:
+        return np.empty((0, size), np.float32), 0
+    rows = text_rows(model.tokenizer, texts, pooling, model.config.max_positions)
+    on_rows = on_batch if rows.texts is None else None  # several rows may be a text
+    vectors = model.vectors(rows.features, pooling.pool, rows.skip, on_rows, engine)
+    vectors = finished(vectors, rows, pooling)
+    if on_batch and not on_rows:
+        on_batch(len(texts))
+    return vectors, rows.features.num_truncated
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """Rows [CLS] text [SEP], one a text; with windows one or more."""
+
+    features: Features
+    skip: int
+    """Tokens at the start of each row that are not pooled."""
+    texts: np.ndarray | None = None
+    """With windows: the number of each row's text, int64 [R], rising from 0."""
+
+
+def text_rows(
+    tokenizer: Tokenizer, texts: Sequence[str], pooling: PoolingSettings, positions: int
+) -> TextRows:
+    """The rows that a model with so many positions reads. Errors: ValueError as `embed`."""
+    max_length, prompt = pooling.max_length or positions, pooling.prompt
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"`max_length={max_length}`: the model reads 3 to {positions} tokens")
+    if pooling.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    prompt_ids = tokenizer.encode_batch([prompt], offsets=False).ids
+    if len(prompt_ids) + 3 > max_length:  # [CLS], a token and [SEP]
+        raise ValueError(
+            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
+            " shorten it, or raise the length"
+        )
+    skip = 0 if pooling.pools_prompt or not prompt else 1 + len(prompt_ids)
+    whole = [prompt + text for text in texts]
+    if pooling.long_texts == "cut":
+        return TextRows(text_features(tokenizer, whole, max_length), skip)
+    encoded = tokenizer.encode_batch(whole, offsets=False)
+    windows, numbers = split_windows(encoded, prompt_ids, max_length - 2)
+    rows = make_rows(windows, None, tokenizer.vocabulary, max_length=max_length)
+    features = Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, 0)
+    return TextRows(features, skip, numbers)
+
+
+def split_windows(
+    encoded: Encoded, prompt_ids: np.ndarray, room: int
+) -> tuple[Encoded, np.ndarray]:
+    """(Windows of at most `room` tokens, the number of each one's text).
+
+    A text that does not fit is parted into as few windows as can be, of equal length but for a
+    token; its prompt, the first tokens, stands before each of them.
+
+    >>> text = Encoded(np.arange(10, 17), np.empty((0, 2)), np.empty(0), np.array([0, 7]))
+    >>> windows, numbers = split_windows(text, np.array([10]), 4)
+    >>> windows.ids.tolist(), windows.boundaries.tolist()
+    ([10, 11, 12, 13, 10, 14, 15, 16], [0, 4, 8])
+    """
+    size, lengths = len(prompt_ids), np.diff(encoded.boundaries)
+    body = lengths - size
+    counts = np.where(lengths <= room, 1, -(-body // (room - size)))
+    texts = np.repeat(np.arange(len(lengths)), counts)
+    window = concatenated_ranges(np.zeros(len(counts), np.int64), counts)  # within its text
+    begins = size + body[texts] * window // counts[texts]
+    ends = size + body[texts] * (window + 1) // counts[texts]
+    begins[window == 0] = 0  # with the prompt
+    prompts = np.where(window > 0, size, 0)
+    boundaries = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(prompts + ends - begins, out=boundaries[1:])
+    ids = np.empty(boundaries[-1], encoded.ids.dtype)
+    later = boundaries[:-1][window > 0]
+    ids[concatenated_ranges(later, np.full(len(later), size))] = np.tile(prompt_ids, len(later))
+    there = concatenated_ranges(boundaries[:-1] + prompts, ends - begins)
+    ids[there] = encoded.ids[concatenated_ranges(encoded.boundaries[texts] + begins, ends - begins)]
+    return Encoded(ids, np.empty((0, 2), np.int32), np.empty(0, np.int32), boundaries), texts
+
+
+def finished(vectors: np.ndarray, rows: TextRows, pooling: PoolingSettings) -> np.ndarray:
+    """Pooled vectors of rows [R, H] -> vectors of texts float32 [N, D].
+
+    Windows weigh as many tokens as they have, so that the mean is that of all of them.
+    """
+    if rows.texts is not None:
+        tokens = (rows.features.lengths - rows.skip).astype(np.float32)[:, None]
+        starts = np.flatnonzero(np.diff(rows.texts, prepend=-1))
+        if pooling.pool == "max":
+            vectors = np.maximum.reduceat(vectors, starts)
+        else:
+            is_sqrt = pooling.pool == "mean_sqrt_len"
+            sums = np.add.reduceat(vectors * (np.sqrt(tokens) if is_sqrt else tokens), starts)
+            total = np.add.reduceat(tokens, starts)
+            vectors = sums / (np.sqrt(total) if is_sqrt else total)
+    for folder in pooling.dense:
+        vectors = apply_dense(folder, vectors)
+    vectors = vectors[:, : pooling.dimensions]
+    return np.ascontiguousarray(unit_length(vectors) if pooling.normalize else vectors)
+
+
+def resolve_precision(model: Runner, texts: Sequence[str], pooling: PoolingSettings) -> None:
+    """`Predictor.resolve_precision` by the vectors of some of the texts."""
+
+    def vectors(engine: Engine, rows: np.ndarray) -> np.ndarray:
+        return embed(model, [texts[int(k)] for k in rows], pooling, engine=engine)[0]
+
+    model.resolve_precision(len(texts), vectors)
