@@ -130,7 +130,7 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder):
 
 def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
     never = lambda *_: pytest.fail("it computes")  # noqa: E731
-    monkeypatch.setattr("bertsmith.inference.embeddings.texts.sentence_vectors", never)
+    monkeypatch.setattr("bertsmith.inference.engines.runner.Runner.vectors", never)
     words = ("embed", texts, "--model", folder, "--out", tmp_path / "v.npy", "--whiten")
     assert "absent.txt: no such file" in refused(*words, "absent.txt")
     words += ("input", "--dimensions")

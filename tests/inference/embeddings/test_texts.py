@@ -219,7 +219,7 @@ def test_windows_are_counted_by_text(folder):
     assert cut == 0 and sum(done) == len(LONG)
     assert str(settings) == "the mean of the tokens, of at most 8 tokens a window"
     assert bertsmith.load(folder).embed([], long_texts="windows").shape == (0, 16)
-    with pytest.raises(ValueError, match="`long_texts='head'`: known are cut, windows"):
+    with pytest.raises(ValueError, match="long_texts = 'head': expected cut or windows"):
         bertsmith.load(folder).embed(LONG, long_texts="head")
 
 

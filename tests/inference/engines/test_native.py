@@ -62,7 +62,7 @@ def test_in_float32_it_answers_as_pytorch(head, outputs, activation):
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_in_int8_it_is_near_and_the_same_by_every_instruction(monkeypatch, dtype):
+def test_in_int8_it_is_near_by_every_instruction(monkeypatch, dtype):
     model, tensors = made(TokenClassifier)
     monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(dtype))
     texts, ours = some_texts(), NativeModel.make(tensors, CONFIG, "int8", 1)
@@ -70,9 +70,6 @@ def test_in_int8_it_is_near_and_the_same_by_every_instruction(monkeypatch, dtype
     found, expected = ours.run(texts, ours.outputs), head_outputs(model, texts, 0, CPU)
     cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1)
     assert (cosines / np.linalg.norm(expected, axis=1)).mean() > 0.998
-    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(np.int16))
-    narrow = NativeModel.make(tensors, CONFIG, "int8", 1)
-    assert (narrow.run(texts, narrow.outputs) == found).all()
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])

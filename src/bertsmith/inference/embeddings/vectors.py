@@ -121,8 +121,8 @@ def value_ranges(vectors: np.ndarray) -> np.ndarray:
 def read_ranges(path: Path) -> np.ndarray:
     """A .npy that `value_ranges` gave. Errors: ValueError for another file."""
     file = VectorFile.open(path)
-    if file.count != 2:
-        raise ValueError(f"{path}: {file.count} rows: ranges are 2, the least and largest values")
+    if file.rows != 2:
+        raise ValueError(f"{path}: {file.rows} rows: ranges are 2, the least and largest values")
     return np.load(path)
 
 
