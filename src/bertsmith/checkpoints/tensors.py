@@ -1,7 +1,8 @@
-"""Tensors on disk: safetensors files, checked before they are read, and the one table of names.
+"""Tensors on disk, checked before they are read, and the one table of their names.
 
 A row of `HUGGING_FACE` names a module, whose tensors are `.weight` and `.bias` on both sides; `{n}`
-is the number of a layer. The other direction and the split of the fused matrix follow from it.
+is the number of a layer. The other direction, the split of the fused matrix and the names in
+Google's checkpoints (`google_name`) follow from it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, read_json_object
+from bertsmith.checkpoints.tensorflow.bundle import INDEX, IS_SHARD, Bundle, write_bundle
+from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix, open_checkpoint
 
 HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the rows of ours
     "encoder.embeddings.token": ["bert.embeddings.word_embeddings"],
@@ -55,6 +58,16 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
 }
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 
+GOOGLE_HEADS = {  # theirs: Google's; the tensors are output_weights and output_bias
+    "cls.predictions": "cls/predictions/",
+    "cls.seq_relationship": "cls/seq_relationship/",
+    "classifier": "",
+    "qa_outputs": "cls/squad/",
+}
+KERNEL = "/kernel"  # a matrix [inputs, outputs] of Google's, the transpose of ours
+SLOTS = {"/adam_m": "exp_avg", "/adam_v": "exp_avg_sq"}  # after a weight's name: of the optimizer
+GLOBAL_STEP = "global_step"
+
 TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
 # no weights of their own
 REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
@@ -75,15 +88,46 @@ def hugging_face_names(name: str) -> list[str]:
 def canonical(name: str) -> str:
     """A stored name as transformers spells it today in a model with a head.
 
-    A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta.
+    A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta,
+    and Google's checkpoints the names of `google_name`.
 
-    >>> canonical("embeddings.LayerNorm.gamma")
-    'bert.embeddings.LayerNorm.weight'
+    >>> canonical("embeddings.LayerNorm.gamma"), canonical("bert/encoder/layer_3/output/dense/bias")
+    ('bert.embeddings.LayerNorm.weight', 'bert.encoder.layer.3.output.dense.bias')
     """
+    if (template := GOOGLE_LAYER.sub(r"layer_{n}/", name)) in FROM_GOOGLE:
+        number = GOOGLE_LAYER.search(name)
+        return FROM_GOOGLE[template].replace("{n}", number[1] if number else "")
     if name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"bert.{name}"
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     return re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
+
+
+def google_name(name: str) -> str:
+    """A canonical name as google-research/bert spells it.
+
+    >>> google_name("bert.encoder.layer.3.output.dense.weight")
+    'bert/encoder/layer_3/output/dense/kernel'
+    >>> google_name("bert.embeddings.word_embeddings.weight"), google_name("classifier.bias")
+    ('bert/embeddings/word_embeddings', 'output_bias')
+    """
+    module, _, kind = name.rpartition(".")
+    if module in GOOGLE_HEADS:
+        return GOOGLE_HEADS[module] + {"weight": "output_weights", "bias": "output_bias"}[kind]
+    path = module.replace(".layer.", ".layer_").replace(".", "/")
+    if module.endswith("_embeddings"):
+        return path
+    own = {"weight": "gamma", "bias": "beta"} if module.endswith("LayerNorm") else {}
+    return f"{path}/{own.get(kind) or {'weight': 'kernel', 'bias': 'bias'}[kind]}"
+
+
+GOOGLE_LAYER = re.compile(r"layer_(\d{1,6})/")
+FROM_GOOGLE = {  # with {n} for the number of a layer
+    google_name(name): name
+    for module in OURS
+    if module.split(".")[0] in ("bert", "cls", "classifier", "qa_outputs")
+    for name in (f"{module}.bias", f"{module}.weight")  # tables have no bias: weight is the last
+}
 
 
 def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -132,7 +176,8 @@ class StoredTensor:
 
     file: Path
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # as ours, whatever the file's
+    bundle: Bundle | None = None  # the checkpoint of TensorFlow's that it is in
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -151,7 +196,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
-    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError."""
+    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError.
+
+    Those of a checkpoint of Google's are in its index, without what belongs to its optimizer.
+    """
+    if file.name.endswith(INDEX):
+        bundle = open_checkpoint(file.with_name(file.name.removesuffix(INDEX)))
+        return [
+            StoredTensor(file, name, _turned(name, bundle.shape(name)), bundle)
+            for name in bundle.names
+            if name != GLOBAL_STEP and not name.endswith(tuple(SLOTS))
+        ]
+    if IS_SHARD.search(file.name):
+        return []
     with _opened(file) as tensors:
         return [
             StoredTensor(file, name, tuple(tensors.get_slice(name).get_shape()))
@@ -159,14 +216,58 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
         ]
 
 
+def _turned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if name.endswith(KERNEL) else shape
+
+
 def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
-    """The tensors themselves, mapped from the file.
+    """The tensors themselves, mapped from the file, or read from a checkpoint of TensorFlow's.
 
     Copy them before computing with them: a map starts at any byte, and sums may depend on that.
     """
     for tensor in stored:
+        if tensor.bundle:
+            yield _from_bundle(tensor.bundle, tensor.name, tensor.name)
+            continue
         with _opened(tensor.file) as tensors:
             yield tensors.get_tensor(tensor.name)
+
+
+def _from_bundle(bundle: Bundle, name: str, weight: str) -> Tensor:
+    """A tensor of a checkpoint, turned as the weight it is or belongs to."""
+    values = bundle.read(name)
+    if values.dtype.kind != "f":
+        raise ValueError(f"{bundle.index}: '{name}' holds {values.dtype} numbers, not weights")
+    return torch.from_numpy(values.T if weight.endswith(KERNEL) else values)
+
+
+def google_optimizer(folder: Path) -> tuple[dict[str, Tensor], int] | None:
+    """Adam's state in a folder of Google's by our names ("exp_avg:encoder..."), and its step.
+
+    None where there is none, as in the released models. Errors: as `stored_tensors`.
+    """
+    prefix = checkpoint_prefix(folder)
+    bundle = open_checkpoint(prefix) if prefix else None
+    if bundle is None or GLOBAL_STEP not in bundle.names:
+        return None
+    state = {}
+    for ending, kind in SLOTS.items():
+        weights = [n.removesuffix(ending) for n in bundle.names if n.endswith(ending)]
+        theirs = {name: _from_bundle(bundle, name + ending, name) for name in weights}
+        state |= {f"{kind}:{name}": value for name, value in from_hugging_face(theirs).items()}
+    return (state, int(bundle.read(GLOBAL_STEP))) if state else None
+
+
+def write_google_checkpoint(prefix: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write tensors by our names as a checkpoint that google-research/bert loads.
+
+    Errors: OSError with the path.
+    """
+    tensors = {}
+    for name, tensor in to_hugging_face(weights).items():
+        values, google = tensor.detach().cpu().numpy(), google_name(name)
+        tensors[google] = values.T if google.endswith(KERNEL) else values
+    write_bundle(prefix, tensors)
 
 
 def read_tensor_file(file: Path) -> dict[str, Tensor]:
@@ -176,7 +277,10 @@ def read_tensor_file(file: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with a folder's weights. Errors: ValueError if there are none."""
+    """The files with a folder's weights, safetensors or a checkpoint of Google's.
+
+    Errors: ValueError if there are none.
+    """
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     index = folder / SHARD_INDEX
@@ -191,6 +295,9 @@ def weight_files(folder: Path) -> list[Path]:
             if not (folder / name).exists():
                 raise ValueError(f"{folder / name}: missing, though {SHARD_INDEX} names it")
         return [folder / name for name in names]
+    if prefix := checkpoint_prefix(folder):
+        bundle = open_checkpoint(prefix)
+        return [bundle.index, *bundle.shards()]
     hint = "convert it with transformers (from_pretrained, then save_pretrained)"
     if pickled := sorted(folder.glob("*.bin")):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,11 +13,13 @@ from bertsmith.base.settings import Metavar
 
 @dataclass
 class Convert:
-    """Write any model that bertsmith opens as one clean Hugging Face folder, and prove it.
+    """Write any model that bertsmith opens as one clean folder of another program, and prove it.
 
     Examples:
       bertsmith convert runs/books models/books
       bertsmith convert google/bert_uncased_L-4_H-256_A-4 models/mini
+      bertsmith convert uncased_L-12_H-768_A-12 models/base
+      bertsmith convert runs/books models/books-tf --to tensorflow
 
     Old tensor names, shards and half-precision weights become one float32 model.safetensors with
     today's names. The result is opened again and its tensors are compared bit by bit with SRC's.
@@ -25,9 +27,11 @@ class Convert:
     """
 
     source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
-    """Run directory, Hugging Face folder, or hub name."""
+    """Run directory, Hugging Face folder, folder of google-research/bert, or hub name."""
     destination: Annotated[Path, tyro.conf.Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
+    to: Literal["hugging-face", "tensorflow"] = "hugging-face"
+    """tensorflow: bert_config.json and a checkpoint, as google-research/bert has them."""
 
 
 def run_convert(settings: Convert) -> None:
@@ -37,7 +41,7 @@ def run_convert(settings: Convert) -> None:
 
     destination = settings.destination
     check_new_folder(destination, "DST")
-    converted = convert(open_model_folder(settings.source), destination)
+    converted = convert(open_model_folder(settings.source), destination, settings.to)
     print(
         f"{destination}: {converted.architecture}, {converted.num_tensors} tensors, "
         f"{converted.num_parameters:,} parameters, opened again and found equal bit by bit"
