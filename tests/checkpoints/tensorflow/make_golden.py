@@ -10,7 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat sat ##s on mat .".split()
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "cat",
+    "sat",
+    "##s",
+    "on",
+    "mat",
+    ".",
+]
 SHAPE = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
