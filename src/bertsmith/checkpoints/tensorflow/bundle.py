@@ -39,7 +39,7 @@ MOST_DIMENSIONS, MOST_BYTES = 64, 2**62  # of an array in NumPy, also of an empt
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # kinds of fields in protocol buffers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Where a tensor is, or which slices it is made of: (start, length) a dimension."""
 

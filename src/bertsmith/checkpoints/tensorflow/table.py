@@ -6,7 +6,7 @@ format_description.txt. A table is blocks, then an index of blocks, then a foote
 block is entries, places to start from, the number of these, a byte for its compression, a checksum.
 
 Nothing that a file says is believed: blocks must follow one another, so that each byte is read
-once, and keys and unpacked blocks have bounds, so that memory stays in proportion to the file.
+once; the file, its keys and unpacked blocks have bounds, so that memory has one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ FOOTER = 48  # bytes: two places of blocks, zeros, the magic number
 TRAILER = 5  # bytes after a block: compression, checksum
 PLAIN, SNAPPY = 0, 1
 BLOCK_SIZE, RESTART_INTERVAL = 256 << 10, 16
+MOST_BYTES = 1 << 20  # of an index: that of the largest BERT, with its optimizer, has 60 KB
 MOST_KEYS = 16  # all keys together, over the size of the file: entries share what begins a key
 MOST_SNAPPY = 64 / 3  # a copy of 64 bytes is stored in three
 
 
 class Cursor:
     """A place in some bytes of a file, from which numbers are read; errors name the place."""
+
+    __slots__ = ("block", "data", "end", "file", "place")
 
     def __init__(self, file: Path, data: bytes, start: int, end: int, block: int | None = None):
         self.file, self.data, self.place, self.end = file, data, start, end
@@ -107,6 +110,8 @@ def read_table(file: Path) -> Iterator[tuple[bytes, Cursor]]:
 
 class _Table:
     def __init__(self, file: Path) -> None:
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise ValueError(f"{file}: an index of {size} bytes: none of a BERT has {MOST_BYTES}")
         self.file, self.data = file, file.read_bytes()
         self.end = len(self.data) - FOOTER  # of the blocks
         if self.end < 0 or not self.data.endswith(MAGIC):
