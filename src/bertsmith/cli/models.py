@@ -35,17 +35,23 @@ class Convert:
 
 
 def run_convert(settings: Convert) -> None:
+    from bertsmith.checkpoints.config_json import read_config
     from bertsmith.checkpoints.convert import convert
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.cli.outputs import check_new_folder
 
     destination = settings.destination
     check_new_folder(destination, "DST")
-    converted = convert(open_model_folder(settings.source), destination, settings.to)
+    source = open_model_folder(settings.source)
+    converted = convert(source, destination, settings.to)
     print(
         f"{destination}: {converted.architecture}, {converted.num_tensors} tensors, "
         f"{converted.num_parameters:,} parameters, opened again and found equal bit by bit"
     )
+    if settings.to == "tensorflow" and read_config(source).activation == "gelu":
+        print(
+            "its GELU is exact: google-research/bert computes the tanh approximation in its place"
+        )
     for name in converted.missing:
         print(f"missing from {settings.source}, not written: {name}")
     for name in converted.unused:

@@ -167,7 +167,8 @@ def test_a_bare_encoder_a_masked_lm_alone_and_what_is_no_bert(tmp_path):
 
 def test_the_exact_gelu_comes_back(tmp_path, folder):
     """Google's code has no name for it: the model is BERT of Hugging Face."""
-    convert(folder, tmp_path / "there", to="tensorflow")
+    said = bertsmith("convert", folder, tmp_path / "there", "--to", "tensorflow")
+    assert "its GELU is exact: google-research/bert computes" in said
     stored = json.loads((tmp_path / "there/bert_config.json").read_text())
     assert (stored["hidden_act"], stored["gelu"]) == ("gelu", "erf")
     assert load_model(tmp_path / "there", PreTrainingModel).model.config.activation == "gelu"
