@@ -238,7 +238,7 @@ def _from_bundle(bundle: Bundle, name: str, weight: str) -> Tensor:
     values = bundle.read(name)
     if values.dtype.kind != "f":
         raise ValueError(f"{bundle.index}: '{name}' holds {values.dtype} numbers, not weights")
-    return torch.from_numpy(values.T if weight.endswith(KERNEL) else values)
+    return torch.from_numpy(values.T if weight.endswith(KERNEL) else values).contiguous()
 
 
 def google_optimizer(folder: Path) -> tuple[dict[str, Tensor], int] | None:

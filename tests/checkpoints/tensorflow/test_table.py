@@ -129,10 +129,14 @@ def test_keys_that_grow_by_a_byte_each_are_refused_before_they_fill_the_memory(r
 def test_an_index_larger_than_any_is_not_read(read):
     with pytest.raises(ValueError, match="an index of 1048577 bytes"):
         read(bytes((1 << 20) + 1))
+    half = [packed(block([(key, bytes(600_000))])) for key in (b"a", b"b")]
+    assert len(read(table(half[0]))) == 1
+    with pytest.raises(ValueError, match="a packed block of 600.* makes more than 1048576"):
+        read(table(*half))
 
 
 def snappy(data):
-    return unpack_snappy(Cursor("table", data, 0, len(data)))
+    return unpack_snappy(Cursor("table", data, 0, len(data)), 1 << 20)
 
 
 def test_snappy_gives_what_its_own_library_packed():

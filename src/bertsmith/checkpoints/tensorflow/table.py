@@ -21,7 +21,9 @@ FOOTER = 48  # bytes: two places of blocks, zeros, the magic number
 TRAILER = 5  # bytes after a block: compression, checksum
 PLAIN, SNAPPY = 0, 1
 BLOCK_SIZE, RESTART_INTERVAL = 256 << 10, 16
-MOST_BYTES = 1 << 20  # of an index: that of the largest BERT, with its optimizer, has 50 KB
+MOST_BYTES = (
+    1 << 20
+)  # of an index, packed or not: that of the largest BERT, with its optimizer, has 50 KB
 MOST_KEYS = 16  # all keys together, over the size of the file: entries share what begins a key
 MOST_SNAPPY = 64 / 3  # a copy of 64 bytes is stored in three
 
@@ -119,7 +121,7 @@ class _Table:
                 f"{file}: no index of a TensorFlow checkpoint, or cut off: {len(self.data)} bytes "
                 "without the magic number at the end: copy or download the checkpoint again"
             )
-        self.keys_left = MOST_KEYS * len(self.data)
+        self.keys_left, self.room = MOST_KEYS * len(self.data), MOST_BYTES
         footer = Cursor(file, self.data, self.end, len(self.data) - len(MAGIC))
         self.place(footer)  # of an index of filters, which TensorFlow has none of
         self.index = self.block(*self.place(footer))
@@ -140,7 +142,8 @@ class _Table:
         if masked_crc32c(self.data[offset : offset + size + 1]) != checksum:
             raise body.fault(f"the {size} bytes from here do not have their checksum")
         if kind == SNAPPY:
-            unpacked = unpack_snappy(body)
+            unpacked = unpack_snappy(body, self.room)
+            self.room -= len(unpacked)
             body = Cursor(self.file, unpacked, 0, len(unpacked), offset)
         elif kind != PLAIN:
             raise body.fault(f"a block packed by method {kind}, which is unknown")
@@ -163,11 +166,16 @@ class _Table:
             yield key, block.part(size)
 
 
-def unpack_snappy(packed: Cursor) -> bytes:
-    """The bytes that snappy packed. Errors: ValueError, before memory is taken for a false size."""
+def unpack_snappy(packed: Cursor, most: int) -> bytes:
+    """The bytes that snappy packed, at most so many.
+
+    Errors: ValueError, before memory is taken for a false size.
+    """
     size = packed.varint(32)
     if size > MOST_SNAPPY * (packed.end - packed.place):
         raise packed.fault(f"a packed block that is said to hold {size} bytes, which it cannot")
+    if size > most:
+        raise packed.fault(f"a packed block of {size} bytes, which makes more than {MOST_BYTES}")
     out = bytearray()
     while packed:
         tag = packed.fixed(1)
