@@ -21,9 +21,7 @@ FOOTER = 48  # bytes: two places of blocks, zeros, the magic number
 TRAILER = 5  # bytes after a block: compression, checksum
 PLAIN, SNAPPY = 0, 1
 BLOCK_SIZE, RESTART_INTERVAL = 256 << 10, 16
-MOST_BYTES = (
-    1 << 20
-)  # of an index, packed or not: that of the largest BERT, with its optimizer, has 50 KB
+MOST_BYTES = 1 << 20  # of an index, packed or not; BERT-LARGE's with its optimizer has 50 KB
 MOST_KEYS = 16  # all keys together, over the size of the file: entries share what begins a key
 MOST_SNAPPY = 64 / 3  # a copy of 64 bytes is stored in three
 
