@@ -105,14 +105,19 @@ def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path):
     assert ran.err.count("\n") == 1 and not (tmp_path / "new").exists()
 
 
-def test_nothing_is_left_when_the_proof_fails(folder, tmp_path, monkeypatch):
-    def worse(model, *arguments, **options):
-        model.encoder.embeddings.norm.bias.data[0] = -0.0  # equal to 0.0, but not the same bits
-        save_model(model, *arguments, **options)
+@pytest.mark.parametrize(
+    ("writer", "to"), [("write_model", "hugging-face"), ("write_google_model", "tensorflow")]
+)
+def test_nothing_is_left_when_the_proof_fails(folder, tmp_path, monkeypatch, writer, to):
+    write = getattr(conversion, writer)
 
-    monkeypatch.setattr(conversion, "save_model", worse)
+    def worse(folder, tokenizer, entries, weights):
+        weights["encoder.embeddings.norm.bias"][0] = -0.0  # equal to 0.0, but not the same bits
+        write(folder, tokenizer, entries, weights)
+
+    monkeypatch.setattr(conversion, writer, worse)
     with pytest.raises(RuntimeError, match="'bert.embeddings.LayerNorm.bias' was written, but"):
-        conversion.convert(folder, tmp_path / "new")
+        conversion.convert(folder, tmp_path / "new", to)
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from bertsmith.checkpoints.config_json import label_names, read_config, read_stored_config
 from bertsmith.checkpoints.convert import convert, extend_model, extend_positions
 from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
-from bertsmith.checkpoints.tensors import spelled, to_hugging_face
+from bertsmith.checkpoints.names import spelled
+from bertsmith.checkpoints.tensors import to_hugging_face
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
     BareModel,

@@ -13,6 +13,7 @@ from typing import Any
 
 from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
+from bertsmith.checkpoints.tensorflow.google import GOOGLE_CONFIG, google_config
 from bertsmith.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -90,18 +91,29 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
     return entries | {"model_type": config.family, "tie_word_embeddings": True}
 
 
+def config_path(folder: Path) -> Path:
+    """config.json, or Google's bert_config.json. Errors: ValueError for a folder with neither."""
+    for path in (folder / CONFIG_FILE, folder / GOOGLE_CONFIG):
+        if path.exists():
+            return path
+    if any(folder.glob("*.ckpt*")):
+        raise ValueError(
+            f"{folder}: no {GOOGLE_CONFIG}: copy it, and vocab.txt, from the folder of the model "
+            "that this one was trained from"
+        )
+    raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
+
+
 def read_stored_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is. Errors: ValueError that names folder or file."""
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
-    return read_json_object(path)
+    """config.json as it is, Google's as if it were one. Errors: ValueError that names the file."""
+    path = config_path(folder)
+    return google_config(folder) if path.name == GOOGLE_CONFIG else read_json_object(path)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a folder's model. Errors: ValueError that names folder and value."""
     stored = read_stored_config(folder)
-    path = folder / CONFIG_FILE
+    path = config_path(folder)
     model_type = stored.get("model_type", "bert")
     if model_type != OWN_TYPE and model_type not in list(CONFIG_NAMES):  # any JSON value
         known = f"bertsmith opens only {', '.join(CONFIG_NAMES)} and {OWN_TYPE}"
@@ -111,7 +123,7 @@ def read_config(folder: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     try:
-        return from_mapping(ModelConfig, values, CONFIG_FILE)
+        return from_mapping(ModelConfig, values, path.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
@@ -139,7 +151,7 @@ def label_names(folder: Path) -> list[str]:
     """The classes of a fine-tuned classifier in the order of its outputs; [] for other models."""
     labels = read_stored_config(folder).get("id2label") or {}
     if not isinstance(labels, dict) or sorted(labels) != sorted(map(str, range(len(labels)))):
-        raise ValueError(f"{folder / CONFIG_FILE}: id2label does not number the labels from 0")
+        raise ValueError(f"{config_path(folder)}: id2label does not number the labels from 0")
     return [str(labels[str(k)]) for k in range(len(labels))]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,21 +23,19 @@ from bertsmith.checkpoints.config_json import (
 )
 from bertsmith.checkpoints.model_folder import (
     beyond_transformers,
+    config_file,
     copy_similarity_training,
     folder_tensors,
     load_model,
     model_class,
-    save_model,
     whole_tokenizer,
+    write_google_model,
+    write_model,
 )
-from bertsmith.checkpoints.tensors import (
-    REDUNDANT,
-    WEIGHTS,
-    read_tensors,
-    spelled,
-    write_tensors,
-)
+from bertsmith.checkpoints.names import REDUNDANT, spelled
+from bertsmith.checkpoints.tensors import WEIGHTS, read_tensors, write_tensors
 from bertsmith.model.heads import TaskModel
+from bertsmith.model.lstm import FrozenTagger
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
@@ -58,14 +57,21 @@ class Converted:
     unused: list[str]
 
 
-def convert(source: Path, destination: Path) -> Converted:
+def convert(
+    source: Path, destination: Path, to: Literal["hugging-face", "tensorflow"] = "hugging-face"
+) -> Converted:
     """Write the model of folder `source` to the new folder `destination`, and compare the two.
 
+    `to` "tensorflow": as a checkpoint of google-research/bert, which cannot read left to right.
+
     `destination` appears only when all tensors of `source` were found equal, bit by bit as float32.
-    Errors: ValueError as `load_model`, and for what transformers' BERT cannot compute.
+    Errors: ValueError as `load_model`, and for what the other program's BERT cannot compute.
     """
-    kind = model_class(source)
-    if beyond := beyond_transformers(read_config(source), kind):
+    kind, config = model_class(source), read_config(source)
+    if to == "tensorflow" and (config.causal or kind is FrozenTagger):
+        what = "left-to-right model" if config.causal else "BiLSTM over a frozen encoder"
+        raise ValueError(f"{source}: a {what}, which google-research/bert does not have")
+    if beyond := beyond_transformers(config, kind):
         raise ValueError(
             f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
             "have: it stays a folder of bertsmith's own"
@@ -76,23 +82,25 @@ def convert(source: Path, destination: Path) -> Converted:
     # an option's score is one output, whatever labels were left in its config.json
     fits = issubclass(kind, TaskModel) and len(names) == loaded.model.num_outputs
     with _new_folder(source, destination, loaded.missing) as temporary:
-        save_model(
+        entries = config_file(
             loaded.model,
-            tokenizer,
-            temporary,
             label_names=names if fits else None,
             extra_config=read_extra_config(source),
             problem_type=read_stored_config(source).get("problem_type"),
             exclude=loaded.missing,
         )
+        weights = {n: x for n, x in loaded.model.state_dict().items() if n not in loaded.missing}
+        write = write_google_model if to == "tensorflow" else write_model
+        write(temporary, tokenizer, entries, weights)
         before, after, num_parameters = folder_tensors(source), folder_tensors(temporary), 0
         for name in after:
             old, new = read_tensors([before[name], after[name]])
-            if not torch.equal(old.float().view(torch.int32), new.view(torch.int32)):
+            if not torch.equal(old.float().view(torch.int32), new.float().view(torch.int32)):
                 raise RuntimeError(f"'{name}' was written, but another value was read back")
             num_parameters += new.numel()
-        architecture = read_stored_config(temporary)["architectures"][0]
-    return Converted(architecture, len(after), num_parameters, loaded.missing, loaded.unused)
+    return Converted(
+        entries["architectures"][0], len(after), num_parameters, loaded.missing, loaded.unused
+    )
 
 
 def extend_model(

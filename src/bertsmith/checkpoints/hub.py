@@ -1,4 +1,4 @@
-"""MODEL on the command line -> a folder: run directory, Hugging Face folder or hub name."""
+"""MODEL on the command line -> a folder: a run, Hugging Face's, Google's, or a hub name's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from bertsmith.base.files import nearby
+from bertsmith.checkpoints.config_json import CONFIG_FILE, config_path
 
 HUB_FILES = [  # never the weights of other frameworks
     "config.json",
@@ -42,10 +43,9 @@ def open_model_folder(name: str | Path) -> Path:
     """
     folder = Path(name)
     if folder.is_dir():
-        if not (folder / "config.json").exists():
-            if (folder / "run.json").exists():
-                raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
-            raise ValueError(f"{folder}: no config.json, so not a folder with a model")
+        if not (folder / CONFIG_FILE).exists() and (folder / "run.json").exists():
+            raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
+        config_path(folder)
         return folder
     if folder.exists():
         raise ValueError(f"{folder}: a file, not a model: name the folder that holds it")

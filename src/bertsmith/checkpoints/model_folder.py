@@ -22,21 +22,25 @@ from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
     config_entries,
+    config_path,
     read_config,
     read_stored_config,
 )
+from bertsmith.checkpoints.names import REDUNDANT, TIED_MATRIX, canonical, spelled
+from bertsmith.checkpoints.tensorflow.google import (
+    GOOGLE_CONFIG,
+    PREFIX,
+    google_config_entries,
+)
 from bertsmith.checkpoints.tensors import (
-    REDUNDANT,
-    TIED_MATRIX,
     WEIGHTS,
     StoredTensor,
-    canonical,
     from_hugging_face,
     read_tensors,
-    spelled,
     stored_tensors,
     to_hugging_face,
     weight_files,
+    write_google_checkpoint,
     write_tensors,
 )
 from bertsmith.model.config import ModelConfig
@@ -162,8 +166,8 @@ def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTen
     layers = {int(match[1]) for match in matches if match}
     if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
         raise ValueError(
-            f"{folder}: {CONFIG_FILE} says {config.num_layers} layers, but the weights hold "
-            f"{len(layers)}"
+            f"{folder}: {config_path(folder).name} says {config.num_layers} layers, but the "
+            f"weights hold {len(layers)}"
         )
 
 
@@ -180,8 +184,8 @@ def _check_tensors(
                 raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
         elif (found := usable[name]).shape != tuple(tensor.shape):
             raise ValueError(
-                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by {CONFIG_FILE} "
-                f"it should have {list(tensor.shape)}"
+                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by "
+                f"{config_path(folder).name} it should have {list(tensor.shape)}"
             )
 
 
@@ -250,6 +254,19 @@ def write_model(
     write_json(folder / CONFIG_FILE, entries)
     tensors = {spelled(name, architecture): tensor for name, tensor in stored.items()}
     write_tensors(folder / WEIGHTS, tensors)
+
+
+def write_google_model(
+    folder: Path, tokenizer: Tokenizer, entries: dict[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Write a folder that google-research/bert opens, from what `write_model` gets.
+
+    Google's code has no name for the tokenizer's settings: its files stand beside `vocab.txt`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder, len(weights["encoder.embeddings.position.weight"]))
+    write_json(folder / GOOGLE_CONFIG, google_config_entries(entries))
+    write_google_checkpoint(folder / PREFIX, weights)
 
 
 def config_file(

@@ -1,10 +1,4 @@
-"""Tensors on disk: safetensors files, checked before they are read, and the one table of names.
-
-A row of `HUGGING_FACE` names a module, whose tensors are `.weight` and `.bias` on both sides; `{n}`
-is the number of a layer. The other direction and the split of the fused matrix follow from it.
-`OTHER_NAMES` has the modules that other models than BERT call otherwise; BERT's names are the
-canonical ones, in which all else reads.
-"""
+"""Tensors on disk, checked before they are read, under our names and others' (`names.py`)."""
 
 from __future__ import annotations
 
@@ -22,134 +16,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, read_json_object
+from bertsmith.checkpoints.names import (
+    GLOBAL_STEP,
+    KERNEL,
+    OURS,
+    SLOTS,
+    canonical,
+    google_name,
+    hugging_face_names,
+    name_parts,
+)
 from bertsmith.checkpoints.pickled import PICKLED, read_pickled
+from bertsmith.checkpoints.tensorflow.bundle import INDEX, IS_SHARD, Bundle, write_bundle
+from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix, open_checkpoint
 
-HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the rows of ours
-    "encoder.embeddings.token": ["bert.embeddings.word_embeddings"],
-    "encoder.embeddings.position": ["bert.embeddings.position_embeddings"],
-    "encoder.embeddings.segment": ["bert.embeddings.token_type_embeddings"],
-    "encoder.embeddings.norm": ["bert.embeddings.LayerNorm"],
-    "encoder.embeddings.project": ["bert.embeddings.project"],  # of an ELECTRA; a name of ours
-    "encoder.layers.{n}.qkv": [
-        "bert.encoder.layer.{n}.attention.self.query",
-        "bert.encoder.layer.{n}.attention.self.key",
-        "bert.encoder.layer.{n}.attention.self.value",
-    ],
-    "encoder.layers.{n}.attention_output": ["bert.encoder.layer.{n}.attention.output.dense"],
-    "encoder.layers.{n}.attention_norm": ["bert.encoder.layer.{n}.attention.output.LayerNorm"],
-    "encoder.layers.{n}.intermediate": ["bert.encoder.layer.{n}.intermediate.dense"],
-    "encoder.layers.{n}.gate_up": [  # of a gated model, in place of intermediate; a name of ours
-        "bert.encoder.layer.{n}.intermediate.gate",
-        "bert.encoder.layer.{n}.intermediate.up",
-    ],
-    "encoder.layers.{n}.output": ["bert.encoder.layer.{n}.output.dense"],
-    "encoder.layers.{n}.output_norm": ["bert.encoder.layer.{n}.output.LayerNorm"],
-    "encoder.final_norm": ["bert.encoder.final_norm"],  # of a pre_norm model; a name of ours
-    "pooler.dense": ["bert.pooler.dense"],
-    "mlm.dense": ["cls.predictions.transform.dense"],
-    "mlm.norm": ["cls.predictions.transform.LayerNorm"],
-    "mlm": ["cls.predictions"],  # the bias of the output, whose matrix is the token embedding
-    "nsp": ["cls.seq_relationship"],
-    "rtd.dense": ["discriminator_predictions.dense"],  # of an ELECTRA
-    "rtd.output": ["discriminator_predictions.dense_prediction"],
-    **{  # of a BiLSTM over a frozen encoder; names of ours
-        name: [name]
-        for way in ("forwards", "backwards")
-        for name in (f"reader.{way}.{{n}}.inputs", f"reader.{way}.{{n}}.state")
-    },
-    "classifier": ["classifier"],
-    "span": ["qa_outputs"],
-}
-OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
-
-_DISTIL, _BERT = "distilbert.transformer.layer.{n}.", "bert.encoder.layer.{n}."
-OTHER_NAMES = {  # beginning of an architecture: BERT's: theirs; all else differs by its prefix
-    "DistilBert": {
-        f"{_BERT}attention.self.query": f"{_DISTIL}attention.q_lin",
-        f"{_BERT}attention.self.key": f"{_DISTIL}attention.k_lin",
-        f"{_BERT}attention.self.value": f"{_DISTIL}attention.v_lin",
-        f"{_BERT}attention.output.dense": f"{_DISTIL}attention.out_lin",
-        f"{_BERT}attention.output.LayerNorm": f"{_DISTIL}sa_layer_norm",
-        f"{_BERT}intermediate.dense": f"{_DISTIL}ffn.lin1",
-        f"{_BERT}output.dense": f"{_DISTIL}ffn.lin2",
-        f"{_BERT}output.LayerNorm": f"{_DISTIL}output_layer_norm",
-        "bert.pooler.dense": "pre_classifier",
-        "cls.predictions.transform.dense": "vocab_transform",
-        "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
-        "cls.predictions": "vocab_projector",
-    },
-    "Electra": {
-        "bert.embeddings.project": "electra.embeddings_project",
-        "cls.predictions.transform.dense": "generator_predictions.dense",
-        "cls.predictions.transform.LayerNorm": "generator_predictions.LayerNorm",
-        "cls.predictions": "generator_lm_head",
-    },
-    "ElectraForSequenceClassification": {
-        "bert.pooler.dense": "classifier.dense",
-        "classifier": "classifier.out_proj",
-    },
-    "ElectraForMultipleChoice": {"bert.pooler.dense": "sequence_summary.summary"},
-}
-BERTS = {theirs: name for rows in OTHER_NAMES.values() for name, theirs in rows.items()}
-BARE = {  # first words of an encoder's names that is stored without a head, and what lacks there
-    **dict.fromkeys(("embeddings", "encoder", "pooler"), "bert."),
-    "transformer": "distilbert.",
-    "embeddings_project": "electra.",
-}
-
-TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
-# no weights of their own
-REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
 WEIGHTS = "model.safetensors"
 WEIGHT_FILES = WEIGHTS, "pytorch_model.bin"  # in parts: beside an index of this name and suffix:
 INDEX_SUFFIX = ".index.json"
-
-
-def hugging_face_names(name: str) -> list[str]:
-    """The stored tensors that make up ours.
-
-    >>> [name.rpartition("self.")[2] for name in hugging_face_names("encoder.layers.0.qkv.weight")]
-    ['query.weight', 'key.weight', 'value.weight']
-    """
-    template, number, kind = _parts(name)
-    return [f"{theirs.replace('{n}', number)}.{kind}" for theirs in HUGGING_FACE[template]]
-
-
-def canonical(name: str) -> str:
-    """A stored name as transformers spells it today in a model with a head.
-
-    A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta.
-    DistilBERT's and ELECTRA's names become those of the same modules of BERT.
-
-    >>> canonical("embeddings.LayerNorm.gamma")
-    'bert.embeddings.LayerNorm.weight'
-    >>> canonical("distilbert.transformer.layer.3.attention.q_lin.bias")
-    'bert.encoder.layer.3.attention.self.query.bias'
-    """
-    name = BARE.get(name.partition(".")[0], "") + name
-    name = re.sub(r"^(distilbert|electra)\.", "bert.", _renamed(name, BERTS))
-    name = re.sub(r"^cls\.predictions\.weight$", TIED_MATRIX, name)
-    name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
-    return re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
-
-
-def spelled(name: str, architecture: str) -> str:
-    """A canonical name as the class `architecture` of transformers has it.
-
-    >>> spelled("bert.pooler.dense.bias", "ElectraForSequenceClassification")
-    'classifier.dense.bias'
-    """
-    for beginning, rows in OTHER_NAMES.items():
-        if architecture.startswith(beginning):
-            name = _renamed(name, rows)
-    family = re.match("Distil|Electra", architecture)
-    prefix = {"Distil": "distilbert.", "Electra": "electra."}[family[0]] if family else "bert."
-    return re.sub(r"^bert\.", prefix, name)
-
-
-def _renamed(name: str, rows: Mapping[str, str]) -> str:
-    module, number, kind = _parts(name)
-    return f"{rows[module].replace('{n}', number)}.{kind}" if module in rows else name
 
 
 def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +57,7 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     theirs = {canonical(name): tensor for name, tensor in state.items()}
     renamed = {}
     for name in theirs:
-        template, number, kind = _parts(name)
+        template, number, kind = name_parts(name)
         if template not in OURS:
             continue
         ours = f"{OURS[template].replace('{n}', number)}.{kind}"
@@ -185,20 +68,14 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """ "encoder.layers.3.qkv.bias" -> ("encoder.layers.{n}.qkv", "3", "bias")."""
-    module, _, kind = name.rpartition(".")
-    number = re.search(r"(?<=\.)\d+(?=\.)", module)
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", module), number[0] if number else "", kind
-
-
 @dataclass(frozen=True)
 class StoredTensor:
     """One tensor of a file, known by the file's header alone."""
 
     file: Path
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # as ours, whatever the file's
+    bundle: Bundle | None = None  # the checkpoint of TensorFlow's that it is in
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -217,15 +94,31 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
-    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError."""
+    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError.
+
+    Those of a checkpoint of Google's are in its index, without what belongs to its optimizer.
+    """
     if file.suffix == PICKLED:
         tensors = read_pickled(file)
         return [StoredTensor(file, name, tuple(tensors[name].shape)) for name in tensors]
+    if file.name.endswith(INDEX):
+        bundle = open_checkpoint(file.with_name(file.name.removesuffix(INDEX)))
+        return [
+            StoredTensor(file, name, _turned(name, bundle.shape(name)), bundle)
+            for name in bundle.names
+            if name != GLOBAL_STEP and not name.endswith(tuple(SLOTS))
+        ]
+    if IS_SHARD.search(file.name):
+        return []
     with _opened(file) as tensors:
         return [
             StoredTensor(file, name, tuple(tensors.get_slice(name).get_shape()))
             for name in tensors.keys()  # noqa: SIM118 (not a dict)
         ]
+
+
+def _turned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if name.endswith(KERNEL) else shape
 
 
 def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
@@ -237,9 +130,50 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
         if file.suffix == PICKLED:
             tensors = read_pickled(file)
             yield from (tensors[tensor.name] for tensor in wanted)
+        elif file.name.endswith(INDEX):
+            for tensor in wanted:
+                assert tensor.bundle is not None
+                yield _from_bundle(tensor.bundle, tensor.name, tensor.name)
         else:
             with _opened(file) as opened:
                 yield from (opened.get_tensor(tensor.name) for tensor in wanted)
+
+
+def _from_bundle(bundle: Bundle, name: str, weight: str) -> Tensor:
+    """A tensor of a checkpoint, turned as the weight it is or belongs to."""
+    values = bundle.read(name)
+    if values.dtype.kind != "f":
+        raise ValueError(f"{bundle.index}: '{name}' holds {values.dtype} numbers, not weights")
+    return torch.from_numpy(values.T if weight.endswith(KERNEL) else values).contiguous()
+
+
+def google_optimizer(folder: Path) -> tuple[dict[str, Tensor], int] | None:
+    """Adam's state in a folder of Google's by our names ("exp_avg:encoder..."), and its step.
+
+    None where there is none, as in the released models. Errors: as `stored_tensors`.
+    """
+    prefix = checkpoint_prefix(folder)
+    bundle = open_checkpoint(prefix) if prefix else None
+    if bundle is None or GLOBAL_STEP not in bundle.names:
+        return None
+    state = {}
+    for ending, kind in SLOTS.items():
+        weights = [n.removesuffix(ending) for n in bundle.names if n.endswith(ending)]
+        theirs = {name: _from_bundle(bundle, name + ending, name) for name in weights}
+        state |= {f"{kind}:{name}": value for name, value in from_hugging_face(theirs).items()}
+    return (state, int(bundle.read(GLOBAL_STEP))) if state else None
+
+
+def write_google_checkpoint(prefix: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write tensors by our names as a checkpoint that google-research/bert loads.
+
+    Errors: OSError with the path.
+    """
+    tensors = {}
+    for name, tensor in to_hugging_face(weights).items():
+        values, google = tensor.detach().cpu().numpy(), google_name(name)
+        tensors[google] = values.T if google.endswith(KERNEL) else values
+    write_bundle(prefix, tensors)
 
 
 def read_tensor_file(file: Path) -> dict[str, Tensor]:
@@ -249,12 +183,18 @@ def read_tensor_file(file: Path) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights, safetensors before pickled ones. Errors: ValueError."""
+    """The files with a folder's weights, safetensors before pickled ones and Google's.
+
+    Errors: ValueError if there are none.
+    """
     for name in WEIGHT_FILES:
         if (folder / name).exists():
             return [folder / name]
         if (index := folder / f"{name}{INDEX_SUFFIX}").exists():
             return _shards(index)
+    if prefix := checkpoint_prefix(folder):
+        bundle = open_checkpoint(prefix)
+        return [bundle.index, *bundle.shards()]
     raise ValueError(
         f"{folder}: no {' or '.join(WEIGHT_FILES)}, so not a folder with a model (or not downloaded"
         " whole, or with weights of another framework)"

@@ -52,7 +52,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "embed": ("features", "write a vector for every text"),
         "search": ("features", "find the texts nearest to a query, by their vectors"),
         "features": ("features", "write a vector for every word, of any layers"),
-        "convert": ("models", "write any model as one clean Hugging Face folder, proved equal"),
+        "convert": ("models", "write any model as one clean folder, proved equal"),
         "extend-positions": ("models", "let an existing model read longer rows"),
     },
     "measure": {

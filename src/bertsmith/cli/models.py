@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,12 +13,14 @@ from bertsmith.base.settings import Metavar
 
 @dataclass
 class Convert:
-    """Write any model that bertsmith opens as one clean Hugging Face folder, and prove it.
+    """Write any model that bertsmith opens as one clean folder of another program, and prove it.
 
     Examples:
       bertsmith convert runs/books models/books
       bertsmith convert google/bert_uncased_L-4_H-256_A-4 models/mini
       bertsmith convert distilbert/distilbert-base-uncased@main models/distil
+      bertsmith convert uncased_L-12_H-768_A-12 models/base
+      bertsmith convert runs/books models/books-tf --to tensorflow
 
     SRC is a BERT, DistilBERT or ELECTRA; NAME@REVISION is a branch, tag or commit of a hub model.
     Old tensor names, shards, pickled and half-precision weights become one float32
@@ -28,23 +30,32 @@ class Convert:
     """
 
     source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
-    """Run directory, Hugging Face folder, or hub name (NAME or NAME@REVISION)."""
+    """Run directory, Hugging Face folder, folder of google-research/bert, or hub name (NAME or
+    NAME@REVISION)."""
     destination: Annotated[Path, tyro.conf.Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
+    to: Literal["hugging-face", "tensorflow"] = "hugging-face"
+    """tensorflow: bert_config.json and a checkpoint, as google-research/bert has them."""
 
 
 def run_convert(settings: Convert) -> None:
+    from bertsmith.checkpoints.config_json import read_config
     from bertsmith.checkpoints.convert import convert
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.cli.outputs import check_new_folder
 
     destination = settings.destination
     check_new_folder(destination, "DST")
-    converted = convert(open_model_folder(settings.source), destination)
+    source = open_model_folder(settings.source)
+    converted = convert(source, destination, settings.to)
     print(
         f"{destination}: {converted.architecture}, {converted.num_tensors} tensors, "
         f"{converted.num_parameters:,} parameters, opened again and found equal bit by bit"
     )
+    if settings.to == "tensorflow" and read_config(source).activation == "gelu":
+        print(
+            "its GELU is exact: google-research/bert computes the tanh approximation in its place"
+        )
     for name in converted.missing:
         print(f"missing from {settings.source}, not written: {name}")
     for name in converted.unused:

@@ -12,8 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import save_model
-from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
+from bertsmith.checkpoints.run_folder import RunFolder, load_training_state, write_manifest
+from bertsmith.checkpoints.tensorflow.bundle import Bundle, write_bundle
+from bertsmith.checkpoints.tensorflow.google import PREFIX
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
@@ -128,6 +131,28 @@ def test_continued_training_starts_from_its_model_and_resumes(train, tmp_path, w
     assert all(torch.equal(end[name], again[name]) for name in start)
     assert not torch.equal(end["cls.predictions.bias"], start["cls.predictions.bias"])
     assert read_json(half / "run.json")["base_model"] == str(whole_run)
+
+
+def test_a_run_of_google_s_is_gone_on_with(train, tmp_path, whole_run):
+    """Weights and Adam's state; another optimizer begins its own."""
+    folder = tmp_path / "google"
+    convert(whole_run, folder, to="tensorflow")
+    bundle = Bundle(folder / PREFIX)
+    arrays = {name: bundle.read(name) for name in bundle.names}
+    slots = {f"{name}/adam_{slot}": np.full_like(values, 1e-4)
+             for name, values in arrays.items() for slot in "mv"}  # fmt: skip
+    write_bundle(folder / PREFIX, arrays | slots | {"global_step": np.array(20)})
+    settings = {"steps": 2, "model": folder, "warmup_steps": 0, **NO_DROPOUT}
+    runs = [
+        train(name, optimizer=optimizer, **settings).folder
+        for name, optimizer in (("on", "paper-adam"), ("anew", "adamw"))
+    ]
+    said = [any(f"of step 20 in {folder}" in line for line in messages(run)) for run in runs]
+    assert said == [True, False]
+    path = sorted((runs[0] / "checkpoints").iterdir())[-1]
+    state, _ = load_training_state(path)
+    # a tenth of it is forgotten in a step
+    assert state["exp_avg:encoder.layers.1.qkv.weight"].mean() == pytest.approx(0.81e-4, rel=0.02)
 
 
 def test_no_run_goes_into_a_store_or_from_a_poisoned_optimizer(

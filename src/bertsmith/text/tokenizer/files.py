@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ CONFIG_FILE = "tokenizer_config.json"
 ADDED_FILE = "added_tokens.json"
 BESIDE = (CONFIG_FILE, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
 OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
+RELEASED = re.compile(r"(uncased|cased|multilingual|chinese)_L-\d")  # Google's names of folders
 MODEL_MAX_LENGTH = 512  # positions of the published models
 
 
@@ -36,8 +38,9 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
     """Read vocabulary and normalization of a model folder.
 
     The pieces come from `vocab.txt`, or else from `tokenizer.json`. Each setting comes from
-    `tokenizer_config.json`, or else from the normalizer of `tokenizer.json`; a folder with neither
-    (as Google's) is cased when a piece has an upper-case letter. Words may have 200 characters, as
+    `tokenizer_config.json`, or else from the normalizer of `tokenizer.json`. A folder with neither
+    is cased by the name that Google gave it ("multi_cased_L-12_H-768_A-12"), or else when a piece
+    has an upper-case letter. Words may have 200 characters, as
     in Google's code, whatever `tokenizer.json` says.
 
     Errors: ValueError that names folder or file for no vocabulary or one of another kind than BERT.
@@ -63,6 +66,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
         return value
 
     lowercase = setting("do_lower_case", "lowercase")
+    if lowercase is None and (released := RELEASED.search(folder.resolve().name)):
+        lowercase = released[1] != "cased"
     if lowercase is None:
         words = [piece.removeprefix("##") for piece in vocabulary.pieces]
         # Capitals of "<S>" and "[CLS]", which are no words, do not count.

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim import Optimizer
+
 from bertsmith.base.settings import from_mapping, nearest, to_mapping
 from bertsmith.checkpoints.run_folder import (
     RESULT_FILE,
@@ -18,10 +20,11 @@ from bertsmith.checkpoints.run_folder import (
     Skipped,
     describe,
 )
-from bertsmith.checkpoints.tensors import WEIGHTS
+from bertsmith.checkpoints.tensors import WEIGHTS, google_optimizer
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import AUTO, Engine, machine
+from bertsmith.training.optimizers import PaperAdam, load_state_tensors
 from bertsmith.training.pretraining.settings import BUDGETS, PretrainSettings, Recipe
 
 # Besides the budget; they decide no example and no shape.
@@ -164,6 +167,22 @@ def _kept(run: RunFolder, stored: PretrainSettings, recipe: Recipe) -> set[str]:
                 file=sys.stderr,
             )
     return kept
+
+
+def take_over_adam(folder: Path, model: PreTrainingModel, optimizer: Optimizer) -> str | None:
+    """Give Google's Adam the state that a pre-training of Google's left in `folder`; say so.
+
+    None where the folder has none, or the optimizer is another. Only the learning rate depends on
+    the step there, so that the run's own schedule goes on from where it is told to.
+    """
+    found = google_optimizer(folder) if isinstance(optimizer, PaperAdam) else None
+    if found is None or "exp_avg:mlm.bias" not in found[0]:  # of a fine-tuned model, perhaps
+        return None
+    state, step = found
+    names = dict(model.named_parameters())
+    fitting = {key: value for key, value in state.items() if key.split(":")[1] in names}
+    load_state_tensors(model, optimizer, fitting)
+    return f"Adam goes on with its state of step {step:,} in {folder}"
 
 
 def run_record(

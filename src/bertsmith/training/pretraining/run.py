@@ -38,6 +38,7 @@ from bertsmith.training.pretraining.resume import (
     run_record,
     shared_facts,
     starting_point,
+    take_over_adam,
 )
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe, make_recipe
 from bertsmith.training.pretraining.task import (
@@ -136,7 +137,11 @@ def pretrain(
         settings = replace(settings, learning_rate=rate)
         tasks = pretraining_tasks(network, store, settings, engine)
         optimizer = build_optimizer(network, settings.optimizer, rate, settings.weight_decay)
-        state = _restored(checkpoint, network, optimizer) if checkpoint else TrainingState()
+        state, adam = TrainingState(), None
+        if checkpoint:
+            state = _restored(checkpoint, network, optimizer)
+        elif base_model:
+            adam = take_over_adam(base_model, network, optimizer)
         tasks[state.phase - 1].stream.batch(state.position, 1)  # fails if the store is damaged
         peak = ranks.all_reduce({"peak": measure_peak(engine)})["peak"]
         settings = replace(settings, compile=compile_tasks(settings.compile, tasks, peak))
@@ -149,7 +154,7 @@ def pretrain(
         if not begun:
             until_end.enter_context(_locked(run, ranks, begun))
         with _open_log(run, record, checkpoint, skipped, ranks) as log:
-            _log_start(log, store, tasks[0], filter(None, (rule, engine.reason)), checkpoint)
+            _log_start(log, store, tasks[0], filter(None, (rule, engine.reason, adam)), checkpoint)
 
             # train
             kept = untrained(tasks[0], origin), settings.keep_checkpoints, settings.keep_steps

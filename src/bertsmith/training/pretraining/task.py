@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import folder_tensors, load_model
-from bertsmith.checkpoints.tensors import hugging_face_names
+from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.stream import Position
