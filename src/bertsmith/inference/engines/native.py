@@ -20,15 +20,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.kernels.blocks import (
-    AMX_INPUTS,
-    COLUMNS,
-    GELU,
-    GELU_TANH,
-    integer_dtype,
-    packed,
-)
+from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, packed
 from bertsmith.model.kernels.unpadded_encoder import ROWS, Linear, Weights, dense, encode
+from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH
 from bertsmith.tasks.features import Features
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 

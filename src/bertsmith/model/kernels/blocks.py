@@ -24,11 +24,9 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils, errors
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
-
-from bertsmith.model.kernels.numbers import EDGE, SPREAD, curves
 
 COLUMNS, ROWS = 32, 32  # of a block
 GROUP = {"uint8": 4, "int8": 4, "int16": 2, "float32": 1}  # G by the rows' dtype
@@ -79,11 +77,13 @@ def packed(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(0, 2, 1, 3)).reshape(-1)
 
 
-def _constant(number: int) -> ir.Constant:
+def int64(number: int) -> ir.Constant:
+    """An integer of 64 bits."""
     return ir.Constant(WIDE, number)
 
 
-def _function(module: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+def declared(module: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    """A function of LLVM's, or an instruction of the processor, by its name."""
     known = module.globals.get(name)
     return known or ir.Function(module, ir.FunctionType(result, arguments), name)
 
@@ -129,7 +129,7 @@ def begin(context, like):
             configuration[16:32:2] = bytes([64] * 8)
             configuration[48:56] = bytes([16] * 8)
             place = cgutils.alloca_once_value(builder, cgutils.make_bytearray(configuration))
-            load = _function(builder.module, "llvm.x86.ldtilecfg", NOTHING, [POINTER])
+            load = declared(builder.module, "llvm.x86.ldtilecfg", NOTHING, [POINTER])
             builder.call(load, [builder.bitcast(place, POINTER)])
         return context.get_dummy_value()
 
@@ -142,84 +142,16 @@ def end(context, like):
 
     def code(context, builder, signature, arguments):
         if like.dtype == types.int8:
-            builder.call(_function(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
+            builder.call(declared(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
         return context.get_dummy_value()
 
     return types.void(like), code
 
 
-PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
-
-
-@emitted
-def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
-    """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
-
-    `like` is the array of the sums; `vectors` are three addresses: scale, total and bias of the
-    columns. PLAIN: target = value;
-    GELU, GELU_TANH: target = GELU(value); RESIDUAL: target += value.
-    """
-    if not isinstance(ending, types.IntegerLiteral):
-        raise errors.RequireLiteralValue("ending")
-    kind = ending.literal_value
-    lanes, zero_to_15 = 16, [ir.Constant(INT, 0)] * 16
-    vector, integers = ir.VectorType(FLOAT, lanes), ir.VectorType(INT, lanes)
-
-    def code(context, builder, signature, arguments):
-        _, sums, row_scale, row_low, vectors, target, _ = arguments
-        name = f"llvm.fma.v{lanes}f32"
-        fma = _function(builder.module, name, vector, [vector] * 3)
-
-        def everywhere(number: Any) -> Any:
-            undefined = ir.Constant(vector, ir.Undefined)
-            first = builder.insert_element(undefined, number, ir.Constant(INT, 0))
-            return builder.shuffle_vector(first, undefined, ir.Constant(integers, zero_to_15))
-
-        def constant(number: Any) -> Any:
-            return ir.Constant(vector, [float(number)] * lanes)
-
-        def load(place: Any, half: int, like: Any = vector) -> Any:
-            own = builder.gep(place, [_constant(4 * lanes * half)])
-            return builder.load(builder.bitcast(own, like.as_pointer()), align=1)
-
-        scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
-        spread_scale, spread_low = everywhere(row_scale), everywhere(row_low)
-        is_float = signature.args[0].dtype == types.float32
-        for half in (0, 1):
-            value = load(sums, half, vector if is_float else integers)
-            if not is_float:
-                value = builder.sitofp(value, vector)
-            offset = builder.call(fma, [spread_low, load(total, half), load(bias, half)])
-            factor = builder.fmul(spread_scale, load(scale, half))
-            value = builder.call(fma, [value, factor, offset])
-            if kind == RESIDUAL:
-                value = builder.fadd(load(target, half), value)
-            elif kind != PLAIN:
-                edge = value
-                for sign, limit in ((">", EDGE), ("<", -EDGE)):
-                    over = builder.fcmp_ordered(sign, edge, constant(limit))
-                    edge = builder.select(over, constant(limit), edge)
-                square = builder.fmul(edge, edge)
-                x = builder.call(fma, [square, constant(SPREAD), constant(-1)])
-                first, *others = reversed(curves("none" if kind == GELU else "tanh")[0])
-                power = constant(first)
-                for coefficient in others:
-                    power = builder.call(fma, [power, x, constant(coefficient)])
-                share = builder.call(fma, [power, edge, constant(0.5)])
-                value = builder.fmul(value, share)
-            own = builder.gep(target, [_constant(4 * lanes * half)])
-            builder.store(value, builder.bitcast(own, vector.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    addresses = types.UniTuple(ADDRESS, 3)
-    number = types.float32
-    return types.void(like, ADDRESS, number, number, addresses, ADDRESS, ending), code
-
-
 def _vector_block(dtype: Any) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for."""
-    wide = "avx512f" in cpu_features() and dtype != types.int16
-    lanes, height = (16, 8) if wide else (8, 4)
+    is_wide = "avx512f" in cpu_features() and dtype != types.int16
+    lanes, height = (16, 8) if is_wide else (8, 4)
     number = FLOAT if dtype == types.float32 else INT
     vector = ir.VectorType(number, lanes)
     group = GROUP[dtype.name]
@@ -246,17 +178,15 @@ def _vector_block(dtype: Any) -> Any:
     def multiply_add(builder: Any, total: Any, x: Any, w: Any) -> Any:
         if dtype == types.float32:
             name = f"llvm.fma.v{lanes}f32"
-            return builder.call(
-                _function(builder.module, name, vector, [vector] * 3), [x, w, total]
-            )
+            return builder.call(declared(builder.module, name, vector, [vector] * 3), [x, w, total])
         if dtype == types.int16:
             pairs = ir.VectorType(SHORT, 2 * lanes)
-            add = _function(builder.module, "llvm.x86.avx2.pmadd.wd", vector, [pairs, pairs])
+            add = declared(builder.module, "llvm.x86.avx2.pmadd.wd", vector, [pairs, pairs])
             return builder.add(total, builder.call(add, [builder.bitcast(x, pairs), w]))
         # LLVM 22 gave the operands of bytes their own type
         operand = ir.VectorType(BYTE, 64) if binding.llvm_version_info[0] >= 22 else vector
         name = "llvm.x86.avx512.vpdpbusd.512"
-        dot = _function(builder.module, name, vector, [vector, operand, operand])
+        dot = declared(builder.module, name, vector, [vector, operand, operand])
         return builder.call(dot, [total, builder.bitcast(x, operand), builder.bitcast(w, operand)])
 
     def part(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, n: Any):
@@ -266,44 +196,43 @@ def _vector_block(dtype: Any) -> Any:
         for row in totals:
             for total in row:
                 builder.store(zero, total)
-        a_rows = [builder.gep(a, [builder.mul(a_step, _constant(r))]) for r in range(height)]
+        a_rows = [builder.gep(a, [builder.mul(a_step, int64(r))]) for r in range(height)]
 
         def step(k: Any) -> None:
             place = builder.gep(b, [builder.mul(k, b_step)])
             both = [
-                weights(builder, builder.gep(place, [_constant(lanes * stored * v)]))
-                for v in (0, 1)
+                weights(builder, builder.gep(place, [int64(lanes * stored * v)])) for v in (0, 1)
             ]
             for row, total in zip(a_rows, totals, strict=True):
-                x = spread(builder, builder.gep(row, [builder.mul(k, _constant(taken))]))
+                x = spread(builder, builder.gep(row, [builder.mul(k, int64(taken))]))
                 for w, one in zip(both, total, strict=True):
                     builder.store(multiply_add(builder, builder.load(one), x, w), one)
 
-        whole = builder.sdiv(n, _constant(unroll))
+        whole = builder.sdiv(n, int64(unroll))
         with cgutils.for_range(builder, whole) as loop:
             for extra in range(unroll):
-                k = builder.mul(loop.index, _constant(unroll))
-                step(builder.add(k, _constant(extra)))
-        done = builder.mul(whole, _constant(unroll))
+                k = builder.mul(loop.index, int64(unroll))
+                step(builder.add(k, int64(extra)))
+        done = builder.mul(whole, int64(unroll))
         with cgutils.for_range(builder, builder.sub(n, done)) as loop:
             step(builder.add(done, loop.index))
         for r, row in enumerate(totals):
-            target = builder.gep(c, [builder.mul(c_step, _constant(r))])
+            target = builder.gep(c, [builder.mul(c_step, int64(r))])
             for v, total in enumerate(row):
-                place = builder.gep(target, [_constant(4 * lanes * v)])
+                place = builder.gep(target, [int64(4 * lanes * v)])
                 place = builder.bitcast(place, vector.as_pointer())
                 builder.store(builder.load(total), place, align=1)
 
     def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
-        eights = builder.sdiv(builder.add(rows, _constant(7)), _constant(8))
-        times = builder.mul(eights, _constant(8 // height))
+        eights = builder.sdiv(builder.add(rows, int64(7)), int64(8))
+        times = builder.mul(eights, int64(8 // height))
         with cgutils.for_range(builder, times) as loop:
-            first = builder.mul(loop.index, _constant(height))
+            first = builder.mul(loop.index, int64(height))
             own_a = builder.gep(a, [builder.mul(first, a_step)])
             own_c = builder.gep(c, [builder.mul(first, c_step)])
             for column in range(0, COLUMNS, 2 * lanes):
-                own_b = builder.gep(b, [_constant(column * stored)])
-                place = builder.gep(own_c, [_constant(4 * column)])
+                own_b = builder.gep(b, [int64(column * stored)])
+                place = builder.gep(own_c, [int64(4 * column)])
                 part(builder, own_a, a_step, own_b, b_step, place, c_step, groups)
 
     return make
@@ -312,23 +241,23 @@ def _vector_block(dtype: Any) -> Any:
 def _amx_block(builder, a, a_step, b, b_step, c, c_step, groups, rows):
     """Tiles 0 to 3 hold sums of 16 x 16; 4 and 5 are of a, 6 and 7 of b."""
     module, number = builder.module, [ir.Constant(BYTE, n) for n in range(8)]
-    zero = _function(module, "llvm.x86.tilezero", NOTHING, [BYTE])
-    load = _function(module, "llvm.x86.tileloadd64", NOTHING, [BYTE, POINTER, WIDE])
-    dot = _function(module, "llvm.x86.tdpbusd", NOTHING, [BYTE, BYTE, BYTE])
-    store = _function(module, "llvm.x86.tilestored64", NOTHING, [BYTE, POINTER, WIDE])
-    steps = builder.sdiv(groups, _constant(AMX_INPUTS // 4))
-    lower_a = builder.gep(a, [builder.mul(a_step, _constant(16))])
-    lower_c = builder.gep(c, [builder.mul(c_step, _constant(16))])
+    zero = declared(module, "llvm.x86.tilezero", NOTHING, [BYTE])
+    load = declared(module, "llvm.x86.tileloadd64", NOTHING, [BYTE, POINTER, WIDE])
+    dot = declared(module, "llvm.x86.tdpbusd", NOTHING, [BYTE, BYTE, BYTE])
+    store = declared(module, "llvm.x86.tilestored64", NOTHING, [BYTE, POINTER, WIDE])
+    steps = builder.sdiv(groups, int64(AMX_INPUTS // 4))
+    lower_a = builder.gep(a, [builder.mul(a_step, int64(16))])
+    lower_c = builder.gep(c, [builder.mul(c_step, int64(16))])
 
     def product(halves: list[tuple[int, Any, Any]]) -> None:
         for half, _, _ in halves:
             for column in (0, 1):
                 builder.call(zero, [number[2 * half + column]])
         with cgutils.for_range(builder, steps) as loop:
-            offset = builder.mul(loop.index, _constant(AMX_INPUTS))
-            place = builder.gep(b, [builder.mul(builder.mul(loop.index, _constant(16)), b_step)])
+            offset = builder.mul(loop.index, int64(AMX_INPUTS))
+            place = builder.gep(b, [builder.mul(builder.mul(loop.index, int64(16)), b_step)])
             for column in (0, 1):
-                own = builder.gep(place, [_constant(64 * column)])
+                own = builder.gep(place, [int64(64 * column)])
                 builder.call(load, [number[6 + column], own, b_step])
             for half, source, _ in halves:
                 builder.call(load, [number[4 + half], builder.gep(source, [offset]), a_step])
@@ -337,11 +266,11 @@ def _amx_block(builder, a, a_step, b, b_step, c, c_step, groups, rows):
                     builder.call(dot, tiles)
         for half, _, target in halves:
             for column in (0, 1):
-                own = builder.gep(target, [_constant(64 * column)])
+                own = builder.gep(target, [int64(64 * column)])
                 builder.call(store, [number[2 * half + column], own, c_step])
 
     both = [(0, a, c), (1, lower_a, lower_c)]
-    with builder.if_else(builder.icmp_signed(">", rows, _constant(16))) as (many, few):
+    with builder.if_else(builder.icmp_signed(">", rows, int64(16))) as (many, few):
         with many:
             product(both)
         with few:

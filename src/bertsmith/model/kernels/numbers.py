@@ -31,6 +31,7 @@ LOWEST = np.float32(-127.0)  # exponent of two whose power comes out as exactly 
 # 2^x on [-0.5, 0.5], relative error 2.3e-7: weighted least squares on Chebyshev nodes, 2^0 = 1
 C0, C1, C2 = np.float32(1.0), np.float32(0.693146098), np.float32(0.24022106)
 C3, C4, C5 = np.float32(0.0555162279), np.float32(0.00967814341), np.float32(0.00130556003)
+EXP_POWERS = C0, C1, C2, C3, C4, C5
 EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
 SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
 HALF, ONE = np.float32(0.5), np.float32(1)

@@ -21,25 +21,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from bertsmith.model.kernels.blocks import (
-    COLUMNS,
-    GELU,
-    GELU_TANH,
-    GROUP,
-    PLAIN,
-    RESIDUAL,
-    ROWS,
-    address,
-    begin,
-    block,
-    end,
-    finish,
-)
+from bertsmith.model.kernels.blocks import COLUMNS, GROUP, ROWS, address, begin, block, end
 from bertsmith.model.kernels.numbers import (
     bits_to_float,
-    exp,
     float_to_bits,
     vectorized,
+)
+from bertsmith.model.kernels.vector_rows import (
+    GELU,
+    GELU_TANH,
+    PLAIN,
+    RESIDUAL,
+    finish,
+    softmax_row,
 )
 
 LEAST_RANGE = np.float32(1e-20)
@@ -178,26 +172,12 @@ def product(rows, ranges, first, count, linear, layer, ending, target, start, su
 
 
 @vectorized
-def softmax(row, length, scale):
-    """exp(scale (x - largest)) of a row's first numbers, in place; their sum."""
-    top = np.int32(-(2**31))
-    for column in range(length):
-        bits = float_to_bits(row[column])
-        top = max(top, bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    high = bits_to_float(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    for column in range(length):
-        row[column] = exp((row[column] - high) * scale)
-    total = np.float32(0)
-    for column in range(length):
-        total += row[column]
-    return total
-
-
-@vectorized
 def attention(query, reads, key_value, starts, heads, context):
     """softmax(q k^T / sqrt(D)) v of each text: context [Q, H] of queries [Q, H].
 
-    Text t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1].
+    Text t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1]. Up to
+    7 rows behind a text's own are written as well, before those of the next text: there must be so
+    many rows more than are wanted.
     """
     size = query.shape[1]
     head = size // heads
@@ -207,34 +187,26 @@ def attention(query, reads, key_value, starts, heads, context):
         longest = max(longest, starts[text + 1] - starts[text])
     width = (longest + COLUMNS - 1) // COLUMNS * COLUMNS
     keys = np.zeros((head, width), np.float32)
-    scores = np.empty((ROWS, width), np.float32)
-    sums = np.empty((ROWS, COLUMNS), np.float32)
-    totals = np.empty(ROWS, np.float32)
+    scores = np.zeros((ROWS, width), np.float32)
     for text in range(len(starts) - 1):
         first, length = starts[text], starts[text + 1] - starts[text]
-        for h in range(heads):
-            for d in range(head):
-                line = keys[d]
-                for j in range(length):
-                    line[j] = key_value[first + j, h * head + d]
+        for column in range(0, size, head):
+            for j in range(length):
+                source = key_value[first + j]
+                for d in range(head):  # not signed: Numba would look for negative numbers
+                    keys[np.uint64(d), np.uint64(j)] = source[np.uint64(column) + np.uint64(d)]
             for start in range(reads[text], reads[text + 1], ROWS):
                 count = min(ROWS, reads[text + 1] - start)
-                a = address(query, start * size + h * head)
+                a, p = address(query, start * size + column), address(scores, 0)
                 for n in range(0, length, COLUMNS):
-                    c = address(scores, n)
-                    block(
-                        FLOATS, a, 4 * size, address(keys, n), 4 * width, c, 4 * width, head, count
-                    )
+                    b, c = address(keys, n), address(scores, n)
+                    block(FLOATS, a, 4 * size, b, 4 * width, c, 4 * width, head, count)
                 for r in range(count):
-                    totals[r] = np.float32(1) / softmax(scores[r], length, scale)
-                for d in range(0, head, COLUMNS):
-                    b = address(key_value, first * 2 * size + size + h * head + d)
-                    a2, c2 = address(scores, 0), address(sums, 0)
-                    block(FLOATS, a2, 4 * width, b, 8 * size, c2, 4 * COLUMNS, length, count)
-                    for r in range(count):
-                        target, source, factor = context[start + r], sums[r], totals[r]
-                        for c3 in range(COLUMNS):
-                            target[h * head + d + c3] = source[c3] * factor
+                    softmax_row(address(scores, r * width), length, scale)
+                for d in range(column, column + head, COLUMNS):
+                    v = address(key_value, first * 2 * size + size + d)
+                    c = address(context, start * size + d)
+                    block(FLOATS, p, 4 * width, v, 8 * size, c, 4 * size, length, count)
 
 
 @vectorized
@@ -249,7 +221,9 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
     padded = (tokens + ROWS - 1) // ROWS * ROWS
     x, xq = np.empty((padded, size), np.float32), np.zeros((padded, size), like.dtype)
     ranges, few = np.zeros((2, padded), np.float32), np.zeros((2, ROWS), np.float32)
-    query, context = np.empty((padded, size), np.float32), np.empty((padded, size), np.float32)
+    # more rows, as `block` reads and writes up to 7 behind the last one
+    query = np.zeros((padded + ROWS, size), np.float32)
+    context = np.zeros((padded + ROWS, size), np.float32)
     key_value = np.empty((padded, 2 * size), np.float32)
     line, lineq = np.empty((ROWS, wide), np.float32), np.empty((ROWS, wide), like.dtype)
     sums = empty_sums(like)

@@ -1,0 +1,165 @@
+"""Rows of numbers in vectors of 16, written in LLVM's own code: softmax, the end of a product.
+
+Loops over short rows of any length would be compiled for the most part as single numbers. No torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, errors
+
+from bertsmith.model.kernels.blocks import ADDRESS, FLOAT, INT, declared, emitted, int64
+from bertsmith.model.kernels.numbers import EDGE, EXP_POWERS, LOG2_E, LOWEST, SPREAD, curves
+
+LANES = 16  # of the vectors below; narrower registers take several
+VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """A number in every lane."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(undefined, number, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(INTEGERS, [0] * LANES))
+
+
+def _constants(number: Any) -> ir.Constant:
+    return ir.Constant(VECTOR, [float(number)] * LANES)
+
+
+def _place(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
+    """The address of the chunk of 16 numbers with that number."""
+    own = builder.gep(start, [builder.mul(chunk, int64(4 * LANES))])
+    return builder.bitcast(own, like.as_pointer())
+
+
+def _fma(builder: Any, *numbers: Any) -> Any:
+    name = f"llvm.fma.v{LANES}f32"
+    return builder.call(declared(builder.module, name, VECTOR, [VECTOR] * 3), numbers)
+
+
+def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
+    """`coefficients` have the lowest power first."""
+    first, *others = reversed(coefficients)
+    power = _constants(first)
+    for coefficient in others:
+        power = _fma(builder, power, x, _constants(coefficient))
+    return power
+
+
+@emitted
+def softmax_row(context, row, length, scale):
+    """softmax(scale x) of `length` numbers at an address, in place.
+
+    There must be room up to a multiple of 16; what is there becomes 0.
+    """
+
+    def code(context, builder, signature, arguments):
+        row, length, scale = arguments
+        last = builder.sub(length, int64(1))
+        chunks = builder.add(builder.sdiv(last, int64(LANES)), int64(1))
+        lanes = ir.Constant(INTEGERS, list(range(LANES)))
+
+        def outside(chunk: Any) -> Any:
+            """The lanes behind the last number."""
+            first = builder.trunc(builder.mul(chunk, int64(LANES)), INT)
+            left = builder.bitcast(builder.sub(builder.trunc(length, INT), first), FLOAT)
+            limit = builder.bitcast(_spread(builder, left), INTEGERS)
+            return builder.icmp_signed(">=", lanes, limit)
+
+        lowest, zero = _constants(-1e30), _constants(0)
+        top = cgutils.alloca_once_value(builder, lowest)
+        builder.store(lowest, top)
+        with cgutils.for_range(builder, chunks) as loop:
+            numbers = builder.load(_place(builder, row, loop.index), align=1)
+            numbers = builder.select(outside(loop.index), lowest, numbers)
+            best = builder.load(top)
+            builder.store(
+                builder.select(builder.fcmp_ordered(">", numbers, best), numbers, best), top
+            )
+        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
+        reduce = declared(builder.module, name, FLOAT, [VECTOR])
+        high = _spread(builder, builder.call(reduce, [builder.load(top)]))
+        factor = builder.fmul(_spread(builder, scale), _constants(LOG2_E))
+        floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
+        total = cgutils.alloca_once_value(builder, zero)
+        builder.store(zero, total)
+        with cgutils.for_range(builder, chunks) as loop:
+            place = _place(builder, row, loop.index)
+            x = builder.fmul(builder.fsub(builder.load(place, align=1), high), factor)
+            x = builder.select(
+                builder.fcmp_ordered("<", x, _constants(LOWEST)), _constants(LOWEST), x
+            )
+            whole = builder.call(floor, [builder.fadd(x, _constants(0.5))])
+            power = _polynomial(builder, EXP_POWERS, builder.fsub(x, whole))
+            shift = builder.shl(
+                builder.fptosi(whole, INTEGERS), ir.Constant(INTEGERS, [23] * LANES)
+            )
+            power = builder.bitcast(builder.add(builder.bitcast(power, INTEGERS), shift), VECTOR)
+            power = builder.select(outside(loop.index), zero, power)
+            builder.store(power, place, align=1)
+            builder.store(builder.fadd(builder.load(total), power), total)
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        add = declared(builder.module, name, FLOAT, [FLOAT, VECTOR])
+        sum_ = builder.call(add, [ir.Constant(FLOAT, 0), builder.load(total)])
+        share = _spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), sum_))
+        with cgutils.for_range(builder, chunks) as loop:
+            place = _place(builder, row, loop.index)
+            builder.store(builder.fmul(builder.load(place, align=1), share), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64, types.float32), code
+
+
+PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
+
+
+@emitted
+def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
+    """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
+
+    `like` is the array of the sums; `vectors` are three addresses: scale, total and bias of the
+    columns. PLAIN: target = value; GELU, GELU_TANH: target = GELU(value); RESIDUAL: target +=
+    value.
+    """
+    if not isinstance(ending, types.IntegerLiteral):
+        raise errors.RequireLiteralValue("ending")
+    kind = ending.literal_value
+
+    def code(context, builder, signature, arguments):
+        _, sums, row_scale, row_low, vectors, target, _ = arguments
+        scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
+        spread_scale, spread_low = _spread(builder, row_scale), _spread(builder, row_low)
+        is_float = signature.args[0].dtype == types.float32
+
+        def load(place: Any, half: Any, like: Any = VECTOR) -> Any:
+            return builder.load(_place(builder, place, half, like), align=1)
+
+        for half in (int64(0), int64(1)):
+            value = load(sums, half, VECTOR if is_float else INTEGERS)
+            if not is_float:
+                value = builder.sitofp(value, VECTOR)
+            offset = _fma(builder, spread_low, load(total, half), load(bias, half))
+            value = _fma(builder, value, builder.fmul(spread_scale, load(scale, half)), offset)
+            if kind == RESIDUAL:
+                value = builder.fadd(load(target, half), value)
+            elif kind != PLAIN:
+                value = _gelu(builder, value, "none" if kind == GELU else "tanh")
+            builder.store(value, _place(builder, target, half), align=1)
+        return context.get_dummy_value()
+
+    number, addresses = types.float32, types.UniTuple(ADDRESS, 3)
+    return types.void(like, ADDRESS, number, number, addresses, ADDRESS, ending), code
+
+
+def _gelu(builder: Any, value: Any, approximate: str) -> Any:
+    """As `half_plus_odd`."""
+    edge = value
+    for sign, limit in ((">", EDGE), ("<", -EDGE)):
+        over = builder.fcmp_ordered(sign, edge, _constants(limit))
+        edge = builder.select(over, _constants(limit), edge)
+    x = _fma(builder, builder.fmul(edge, edge), _constants(SPREAD), _constants(-1))
+    power = _polynomial(builder, curves(approximate)[0], x)
+    return builder.fmul(value, _fma(builder, power, edge, _constants(0.5)))
