@@ -1,12 +1,13 @@
 """`bertsmith compare`: the table, the JSON object, refusals in one line."""
 
 import json
+import re
 
 import pytest
 
 from bertsmith.cli.inspect import show
 
-from ..tiny import bertsmith, refused, write
+from ..tiny import bertsmith, cli, refused, write
 
 
 @pytest.fixture
@@ -91,3 +92,9 @@ def test_less_error_is_said_to_be_better(capsys):
     }
     line = shown(capsys, mse=mse)[1]
     assert "-0.4000 to -0.1000   0.0100  (less is better)" in line
+
+
+def test_doctor_warms_what_answers_need():
+    ran = cli("doctor", "--warm")
+    assert ran.code == 0 and re.match(r"compiled and kept: float32 \d+\.\d s", ran.out)
+    assert json.loads(bertsmith("doctor", "--warm", "--json"))["seconds"]["float32"] > 0

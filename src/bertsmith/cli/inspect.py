@@ -149,13 +149,24 @@ class Doctor:
     Examples:
       bertsmith doctor
       bertsmith doctor --json
+      bertsmith doctor --warm
     """
 
+    warm: bool = False
+    """Only compile what answers need, so that the first one does not wait for it, as in an image of
+    a container."""
     json: bool = False
     """Print one JSON object."""
 
 
 def run_doctor(settings: Doctor) -> int:
+    if settings.warm:
+        from bertsmith.inference.engines.native import warm_up
+
+        seconds = warm_up()
+        told = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
+        print(json.dumps({"seconds": seconds}) if settings.json else f"compiled and kept: {told}")
+        return 0
     from bertsmith.training.doctor import examine
 
     found = examine()

@@ -10,6 +10,7 @@ Letters as there.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from bertsmith.text.tokenizer.rows import concatenated_ranges
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
+LINEAR, NORMS = ("attention_output", "intermediate", "output"), ("attention_norm", "output_norm")
 Tensors = Mapping[str, np.ndarray]
 """A model's tensors by our names, float32."""
 
@@ -284,3 +286,42 @@ def head_linear(weight: np.ndarray, bias: np.ndarray) -> Head:
     padded = np.pad(weight, ((0, more), (0, 0)))
     linear = stacked([(padded, np.pad(bias, (0, more)))], np.dtype(np.float32))
     return Head(linear, len(weight))
+
+
+def warm_up() -> dict[str, float]:
+    """Run a small model in each precision of this machine: the seconds that each took.
+
+    What was not compiled here before is compiled, and kept for all processes to come.
+
+    Errors: AssertionError if int8 is far from float32, as by an instruction that does not work.
+    """
+    config = ModelConfig(100, COLUMNS * 2, 1, 2, COLUMNS * 2, max_positions=64)
+    random, size = np.random.default_rng(0), config.hidden_size
+    shapes = {
+        **{f"encoder.embeddings.{name}.weight": (100, size) for name in ("token", "position")},
+        "encoder.embeddings.segment.weight": (2, size),
+        **{f"encoder.layers.0.{name}.weight": (size, size) for name in LINEAR},
+        "encoder.layers.0.qkv.weight": (3 * size, size),
+        "classifier.weight": (2, size),
+    }
+    tensors = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    for name in ("encoder.embeddings.norm", *(f"encoder.layers.0.{name}" for name in NORMS)):
+        tensors[f"{name}.weight"] = np.ones(size, np.float32)
+    for name in list(tensors):
+        if not name.startswith("encoder.embeddings") or "norm" in name:
+            zeros = np.zeros(len(tensors[name]), np.float32)
+            tensors[name.removesuffix("weight") + "bias"] = zeros
+    ids = random.integers(0, 100, 64).astype(np.int32)
+    rows = Features(ids, np.zeros(64, np.int32), np.array([0, 24, 64]), None, 64, 0)
+    seconds, states = {}, []
+    for precision in ("float32", "int8"):
+        if why_not(config, precision) is None:
+            started = time.perf_counter()
+            model = NativeModel.make(tensors, config, precision, 1)
+            states.append(model.token_states(rows))
+            model.outputs(rows)
+            seconds[precision] = time.perf_counter() - started
+    assert np.corrcoef(states[0].ravel(), states[-1].ravel())[0, 1] > 0.99, integer_dtype()
+    return seconds
