@@ -60,8 +60,8 @@ class Answering:
 
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """bf16 is a little less exact; auto: bf16 where some rows show it faster, and off by less than
+    precision: Literal["auto", "float32", "bf16", "int8"] = "auto"
+    """bf16 and int8 are less exact; auto: the fastest that some rows show to be off by less than
     3%, else float32."""
 
 

@@ -300,8 +300,8 @@ class Evaluate:
     """Leave out the rows that have no label."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """bf16 is quicker on machines that multiply it, and a little less exact."""
+    precision: Literal["float32", "bf16", "int8"] = "float32"
+    """int8 and, on machines that multiply it, bf16 are quicker and less exact."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: number}, "examples", ...}."""
 
