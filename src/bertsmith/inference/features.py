@@ -45,7 +45,7 @@ BATCH_TOKENS = 4096  # of which every layer's states are held
 
 @dataclass(frozen=True)
 class Extraction:
-    """Which vectors of a word to take out of a model.
+    """The vectors of a word to take out of a model.
 
     Errors: ValueError as `parse_layers`, for another pool or alignment, and for a row longer than
     the model's positions.

@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Of one; shown in percent."""
+        """True for fractions, which are shown in percent."""
         return self.bounds == SHARE
 
 

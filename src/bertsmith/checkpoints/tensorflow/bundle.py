@@ -41,7 +41,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5  # kinds of fields in protocol buf
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor is, or which slices it is made of: (start, length) a dimension."""
+    """The place of a tensor, or which slices it is made of: (start, length) a dimension."""
 
     dtype: int
     shape: tuple[int, ...]

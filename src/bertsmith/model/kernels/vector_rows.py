@@ -155,7 +155,7 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
 
 
 def _gelu(builder: Any, value: Any, approximate: str) -> Any:
-    """As `half_plus_odd`."""
+    """GELU of 16 numbers, by the polynomial of `half_plus_odd`."""
     edge = value
     for sign, limit in ((">", EDGE), ("<", -EDGE)):
         over = builder.fcmp_ordered(sign, edge, _constants(limit))
