@@ -242,7 +242,7 @@ def test_embed_reads_standard_input(tmp_path, folder, texts, standard_input):
 def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeypatch):
     more = write(tmp_path / "more.txt", "\n".join(TEXTS * 6))
     words = ("embed", texts, "--model", folder, "--dimensions", 2, "--whiten", more, "--out")
-    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 30)
+    monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 3)
     whole, out, partial = (tmp_path / name for name in ("w.npy", "out.npy", "out.npy.partial"))
     said, read = cli(*words, whole).err.splitlines(), []
 
@@ -255,7 +255,7 @@ def test_embed_goes_on_where_it_was_interrupted(tmp_path, folder, texts, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("bertsmith.inference.embeddings.files.embed", counting)
         ran = cli(*words, out)
-    done = f"{sum(read)} of 28 texts are kept in {partial}"
+    done = f"{sum(read)} texts are kept in {partial}"
     line = f"bertsmith embed: interrupted: {done}: the same command goes on"
     assert ran.code == 130 and ran.err.splitlines()[-1] == line
     ran = cli(*words, out)
@@ -270,19 +270,39 @@ def test_vectors_of_other_texts_are_not_taken(tmp_path, folder, texts, monkeypat
     def broken(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertsmith.inference.embeddings.files.BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 1)
     out = tmp_path / "out.npy"
     words = ("embed", texts, "--model", folder, "--out", out)
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", broken)  # all is computed, and nothing is written
+        patch.setattr("bertsmith.cli.features._write_vectors", broken)  # all is computed
         ran = cli(*words)
-    assert ran.code == 130 and "4 of 4 texts are kept" in ran.err
+    assert ran.code == 130 and "4 texts are kept" in ran.err
     write(texts, "\n".join(reversed(TEXTS)))
     ran = cli(*words)
-    said = f"{out}.partial: of another input, model or flags: what it keeps is dropped"
+    said = f"{out}.partial: another input behind 0 texts: what it keeps of that is dropped"
     assert ran.code == 0 and said in ran.err
     wanted = vectors(folder, "mean", texts=TEXTS[::-1])
     np.testing.assert_allclose(np.load(out), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--whiten input --dimensions 2", "--quantize int8", "--quantize binary"]
+)
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
+def test_embed_writes_the_same_in_any_windows(tmp_path, folder, texts, monkeypatch, flags, name):
+    found = []
+    for rows in (8192, 3, 1):
+        monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", rows)
+        bertsmith("embed", texts, "--model", folder, "--out", tmp_path / name, *flags.split())
+        if name == "out.npy":
+            found.append(np.load(tmp_path / name).astype(np.float32))
+        else:
+            lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+            assert [line["text"] for line in lines] == [text.strip() for text in TEXTS]
+            found.append(np.array([line["vector"] for line in lines]))
+    assert len(found[0]) == 4
+    for other in found[1:]:  # int8 and whitening show the last bits of rows that are computed alone
+        np.testing.assert_allclose(other, found[0], atol=1 if "int8" in flags else 1e-3)
 
 
 @pytest.fixture(scope="module")

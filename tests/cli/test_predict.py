@@ -5,6 +5,8 @@ import json
 import math
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -153,29 +155,68 @@ def test_predict_adds_answers_to_the_rows(tmp_path, reviews, data, name):
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_predict_goes_on_where_it_was_interrupted(tmp_path, reviews, data, monkeypatch, runs):
-    out, whole, partial = tmp_path / "o.jsonl", tmp_path / "w.jsonl", tmp_path / "o.jsonl.partial"
+@pytest.mark.parametrize("name", ["o.jsonl", "o.csv"])
+def test_predict_goes_on_where_it_was_interrupted(tmp_path, reviews, data, monkeypatch, runs, name):
+    out, whole, partial = (tmp_path / one for one in (name, f"w{name}", f"{name}.partial"))
     words = ("predict", reviews, data, *["--ensemble", reviews][: 2 * (runs - 1)], "--out")
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 8)
-    bertsmith(*words, whole)
-    outputs, blocks, last = Predictor.outputs, [], 2
+    bertsmith(*words, whole)  # in one window
+    monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 2)
+    outputs, windows, last = Predictor.outputs, [], 2 * runs
 
     def counting(self, features, on_batch=None):
-        if len(blocks) == last:
+        if len(windows) == last:
             raise KeyboardInterrupt
-        blocks.append(len(features))
+        windows.append(len(features))
         return outputs(self, features, on_batch)
 
     monkeypatch.setattr(Predictor, "outputs", counting)
     ran = cli(*words, out)
-    done = f"{sum(blocks)} of {runs * len(REVIEWS)} rows are kept in {partial}"
+    done = f"4 rows are kept in {partial}"
     line = f"bertsmith predict: interrupted: {done}: the same command goes on"
     assert ran.code == 130 and ran.err.splitlines()[-1] == line and not out.exists()
     last = None
     ran = cli(*words, out)
     assert ran.code == 0 and f"{done}: going on behind them" in ran.err
-    assert sum(blocks) == runs * len(REVIEWS) and not partial.exists()
+    assert windows == [2] * 2 * runs + [1] * runs and not partial.exists()
     assert out.read_bytes() == whole.read_bytes()
+    assert "1 of 5 examples have more than 24 tokens" in ran.err  # of all, also those kept
+
+
+def test_a_late_row_that_is_broken_is_mended_and_predict_goes_on(tmp_path, reviews, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 2)
+    rows = [json.dumps({"review": text}) for text in REVIEWS]
+    source = write(tmp_path / "in.jsonl", [*rows[:4], rows[4][:-1]])
+    out, whole = tmp_path / "o.jsonl", tmp_path / "w.jsonl"
+    ran = cli("predict", reviews, source, "--out", out)
+    kept = f"4 rows are kept in {out}.partial"
+    *_, before, line = ran.err.splitlines()
+    assert ran.code == 2 and f"{source}:5: not valid JSON" in line and not out.exists()
+    assert before == f"{kept}: the same command goes on behind them"
+    write(source, rows)
+    ran = cli("predict", reviews, source, "--out", out)
+    assert ran.code == 0 and f"{kept}: going on behind them" in ran.err
+    bertsmith("predict", reviews, source, "--out", whole)
+    assert out.read_bytes() == whole.read_bytes() and len(rows_of(out)) == 5
+
+
+def test_every_kind_of_input_gets_the_same_answers(tmp_path, reviews, monkeypatch):
+    monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 2)
+    table = pa.table({"review": REVIEWS})
+    pyarrow.parquet.write_table(table, tmp_path / "in.parquet", row_group_size=3)
+    with (
+        pa.OSFile(str(tmp_path / "in.arrow"), "wb") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table, max_chunksize=3)
+    write(tmp_path / "in.txt", "\n".join(REVIEWS))
+    write(tmp_path / "in.csv", ["review", *REVIEWS])
+    write(tmp_path / "in.tsv", ["review", *REVIEWS])
+    write(tmp_path / "in.jsonl", [json.dumps({"review": text}) for text in REVIEWS])
+    found = set()
+    for source in sorted(tmp_path.glob("in.*")):
+        bertsmith("predict", reviews, source, "--out", tmp_path / "out.jsonl")
+        found.add((tmp_path / "out.jsonl").read_text())
+    assert len(found) == 1 and len(rows_of(tmp_path / "out.jsonl")) == 5
 
 
 @pytest.mark.parametrize("of_tokens", [False, True])
@@ -183,7 +224,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
     tmp_path, reviews, monkeypatch, of_tokens
 ):
     """A block has rows of like length; a head gives something for a row, or for each token."""
-    monkeypatch.setattr("bertsmith.inference.kept_blocks.BLOCK_TOKENS", 7)
+    monkeypatch.setattr("bertsmith.inference.bulk.BLOCK_TOKENS", 7)
     lengths = np.array([3, 5, 2, 5, 9, 2])
     ids = np.arange(lengths.sum(), dtype=np.int32)
     boundaries = np.concatenate([[0], np.cumsum(lengths)])
@@ -206,7 +247,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
     with outputs_of([Echo(), Echo()], rows, settings) as outputs:
         assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
         assert (tmp_path / "out.csv.partial").exists()
-    assert asked == [2, 1, 3] * 2
+    assert asked == [2, 2, 1, 1, 3, 3]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,12 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.tasks import answer_files
-from bertsmith.tasks.answer_files import answer_names, write_rows, write_submission
+from bertsmith.tasks.answer_files import (
+    AnswerTable,
+    answer_names,
+    write_rows,
+    write_submission,
+)
 from bertsmith.tasks.task import GLUE, find_task, own_task
 
 from ..tiny import write
@@ -29,7 +34,7 @@ IN_CELLS = [{k: a[k] for k in ("label", "probability")} for a in ANSWERS]
 
 
 def read_rows(path, task=SINGLE):
-    return answer_files.read_rows(str(path), task)
+    return [row for _, row in answer_files.read_rows(str(path), task)]
 
 
 def answered(rows, out):
@@ -125,9 +130,9 @@ TABLE = r"standard input:1: a table with the column 'text', .* ends in {}$"
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"ok\ncaf\xe9 late\n", "^standard input:2: not UTF-8 text: convert it to UTF-8"),
-        (b"\xef\xbb\xbfa\n\xe9\n", "^standard input:2: not UTF-8 text"),
-        (b"ok\nok\na\0b\n", "^standard input:3: a NUL byte: this is not text"),
+        (b"ok\ncaf\xe9 late\n", "^standard input:2: not UTF-8 .*: convert it"),
+        (b"\xef\xbb\xbfa\n\xe9\n", "^standard input:2: not UTF-8 "),
+        (b"ok\nok\na\0b\n", "^standard input:3: NUL byte, looks like a binary file"),
         (b"", "-: no text in it"),
         (b"id,text\n7,one\n", TABLE.format(".csv")),
         (b'"text","id"\n7,one\n', TABLE.format(".csv")),
@@ -219,8 +224,32 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_lists_are_joined_as_the_task_separates_them(tmp_path):
-    write_rows([{"text": "a"}], [{"labels": ["x, y", "z"]}], tmp_path / "out.csv", "|")
-    assert (tmp_path / "out.csv").read_text() == 'text,labels\na,"x, y|z"\n'
+    rows = [{"text": "a"}]
+    table = AnswerTable(rows, ["labels"], tmp_path / "out.csv", "|")
+    assert table.lines(rows, [{"labels": ["x, y", "z"]}]) == b'a,"x, y|z"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("out.csv", {"text": "b", "id": 1}, "in:9: column 'id' is not in the first rows, whose"),
+        ("out.jsonl", {"text": "b", "label": "x"}, "in:9: 'label' is a column of the answer"),
+        ("out.tsv", {"text": "b\tc"}, "in: line 9: 'text' holds a tab or a line break"),
+    ],
+)
+def test_later_rows_that_do_not_fit_the_first_are_refused(tmp_path, name, row, message):
+    table = AnswerTable([{"text": "a"}], ["label"], tmp_path / name)
+    table.check([{"text": "a"}, {}], [7, 8], "in")
+    with refused(match=message):
+        table.check([{"text": "a"}, row], [7, 9], "in")
+
+
+def test_a_jsonl_may_have_new_columns_in_later_rows(tmp_path):
+    table, row = AnswerTable([{"text": "a"}], ["label"], tmp_path / "out.jsonl"), {"id": 1}
+    table.check([row], [2], "in")
+    assert table.header() == b"" and table.lines([row], [{"label": "x"}]) == (
+        b'{"id": 1, "label": "x"}\n'
+    )
 
 
 def test_a_carriage_return_alone_stays_in_its_cell(tmp_path):

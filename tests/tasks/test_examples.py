@@ -82,7 +82,7 @@ def test_glue_formats(tmp_path):
     sst2 = find_task("sst2")
     read = read_examples(find_file(sst2, tmp_path, "train"), sst2)
     assert read.texts == ['"loose quote ', "plain "] and read.labels.tolist() == [1, 0]
-    test = read_rows(str(find_file(sst2, tmp_path, "test")), sst2)
+    test = [row for _, row in read_rows(str(find_file(sst2, tmp_path, "test")), sst2)]
     assert test == [{"index": "0", "sentence": "unseen"}]
 
     text = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
@@ -132,7 +132,7 @@ def test_counts_of_the_real_files(name):
 @pytest.mark.parametrize(("name", "size"), [("cola", 1_063), ("stsb", 1_379)])
 def test_unlabelled_test_files(name, size):
     task = find_task(name)
-    test = read_rows(str(find_file(task, GLUE / REAL[name][0], "test")), task)
+    test = list(read_rows(str(find_file(task, GLUE / REAL[name][0], "test")), task))
     assert len(test) == size and task.label not in test[0]
 
 
@@ -245,7 +245,7 @@ def test_broken_rows_of_qqp_are_left_out_with_a_warning(tmp_path, capsys):
     assert (read.texts, read.labels.tolist(), read.lines) == (["Why?", "When?"], [1, 0], [2, 5])
     assert "train.tsv: 2 broken rows are left out, the first in line 3\n" in capsys.readouterr().err
     with refused(match=r"train.tsv:3: 5 cells"):  # never a test example
-        read_rows(str(path), find_task("qqp"))
+        list(read_rows(str(path), find_task("qqp")))
 
 
 def test_mnli_has_two_dev_sets(tmp_path):

@@ -185,7 +185,7 @@ def test_rows_without_a_label_may_be_left_out(tmp_path, capsys, kind, header, wi
     found = read(path, skipping)
     assert found.lines == [2, 4] and len(found.labels) == 2
     assert capsys.readouterr().err == f"{path}: 1 of 3 rows have no label and are left out\n"
-    assert len(read_rows(str(path), skipping)) == 3
+    assert len(list(read_rows(str(path), skipping))) == 3
     with refused(match=r"x\.csv: no row has a label in column 'label'"):
         read(write(path, [header, without]), skipping)
 

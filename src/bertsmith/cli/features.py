@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,6 +27,9 @@ from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, Fr
 if TYPE_CHECKING:
     import numpy as np
 
+    from bertsmith.inference.embeddings.files import Vectors
+    from bertsmith.inference.embeddings.vectors import Whitening
+
 OUTPUTS = (".npy", ".jsonl")
 
 
@@ -42,8 +45,9 @@ class Embed(Answering):
 
     A .txt file is a text a line; a .csv, .tsv, .jsonl or .parquet has one in the column --text.
     Vectors of a model that was only pre-trained say little about similarity, and the command warns
-    of it: --whiten helps, and so does training (`bertsmith embed train`). What is done is kept in
-    OUT.partial: after Ctrl-C or a kill the same command goes on.
+    of it: --whiten helps, and so does training (`bertsmith embed train`). Files
+    may be of any size; what is done is kept in OUT.partial: after Ctrl-C or a kill the same command
+    goes on.
     """
 
     input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
@@ -86,10 +90,11 @@ class Embed(Answering):
 
 
 def run_embed(settings: Embed) -> None:
+    import numpy as np
+
     from bertsmith.inference.embeddings import pooling, vectors
-    from bertsmith.inference.embeddings.files import vectors_of_files
-    from bertsmith.tasks.answer_files import is_text, read_texts
-    from bertsmith.training.finetuning.hidden_states import unit_length
+    from bertsmith.inference.embeddings.files import TextFile, vectors_of_files
+    from bertsmith.tasks.answer_files import is_text
 
     source, out = settings.input, settings.out
     other = None if settings.whiten in (None, "input") else Path(settings.whiten)
@@ -108,56 +113,86 @@ def run_embed(settings: Embed) -> None:
     if pooling.similarity_training(folder):
         print(f"{folder}: {way}", file=sys.stderr)
 
-    # all is read, and refused if it must be, before the first vector is computed
+    # what can be told of the first texts is refused before the first vector is computed
     size = way.size(predictor.config.hidden_size)
     ranges = None if settings.ranges is None else vectors.read_ranges(settings.ranges)
     has_table = not all(map(is_text, (source, other or source)))
-    read, others = (
-        read_texts(file, None if has_table and is_text(file) else settings.text)[0] if file else []
-        for file in (source, other)
+    read, *others = (
+        TextFile(str(file), None if has_table and is_text(file) else settings.text)
+        for file in (source, *([other] if other else []))
     )
+    few = (others or [read])[0].count
+    if settings.whiten and few is not None:
+        vectors.Whitening.check(few, size, settings.dimensions)
     if settings.whiten:
-        vectors.Whitening.check(len(others or read), size, settings.dimensions)
         size = settings.dimensions or size
     if settings.quantize == "int8":
-        vectors.check_ranges(ranges, size, len(read))
+        vectors.check_ranges(ranges, size, 2 if read.count is None else read.count)
 
-    files = {source: read} | ({str(other): others} if other else {})
     unscaled = replace(way, normalize=False) if settings.whiten else way  # whitening comes first
-    machine = settings.device, settings.precision
-    with vectors_of_files(predictor, files, unscaled, out, *machine) as (found, *more):
+    flags = {"device": settings.device, "precision": settings.precision}
+    with vectors_of_files(predictor, [read, *others], unscaled, out, flags) as (found, *more):
+        whitening = None
         if settings.whiten:
-            fitted = more[0] if more else found
-            found = vectors.Whitening.fit(fitted, settings.dimensions).apply(found)
-            found = unit_length(found) if way.normalize else found
+            whitening = vectors.Whitening.fit(more[0] if more else found, settings.dimensions)
+        scaled = _Scaled(found, whitening, way.normalize)
         if settings.quantize == "int8" and ranges is None:
-            ranges = vectors.value_ranges(found)
-            _write_vectors(_ranges_file(out), [], ranges)
+            least_and_largest = [vectors.value_ranges(part) for _, part in scaled]
+            ranges = vectors.value_ranges(np.concatenate(least_and_largest))
+            _write_vectors(_ranges_file(out), [([], ranges)], 2)
+        finished = scaled
         if settings.quantize:
-            found = vectors.quantize(found, settings.quantize, ranges)
-        _write_vectors(out, read, found)
-    print(f"{out}: {len(found):,} vectors of {found.shape[1]} numbers")
+            narrow = settings.quantize
+            finished = ((texts, vectors.quantize(part, narrow, ranges)) for texts, part in scaled)
+        count, width = len(found), _write_vectors(out, finished, len(found))
+    print(f"{out}: {count:,} vectors of {width} numbers")
     if warning := pooling.pooling_warning(folder, way):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """(Texts, vectors) of each part of a file, the vectors whitened."""
+
+    vectors: Vectors
+    whitening: Whitening | None
+    normalizes: bool
+
+    def __iter__(self) -> Iterator[tuple[Sequence[str], np.ndarray]]:
+        from bertsmith.training.finetuning.hidden_states import unit_length
+
+        for texts, part in self.vectors.with_texts():
+            if self.whitening:
+                part = self.whitening.apply(part)
+                part = unit_length(part) if self.normalizes else part
+            yield texts, part
 
 
 def _ranges_file(out: Path) -> Path:
     return out.with_suffix(".ranges.npy")
 
 
-def _write_vectors(out: Path, texts: Sequence[str], vectors: np.ndarray) -> None:
+def _write_vectors(out: Path, parts: Iterable[tuple[Sequence[str], np.ndarray]], count: int) -> int:
+    """Write `count` vectors in all, and return the numbers in each."""
     import numpy as np
 
     from bertsmith.base.files import atomic_file
 
-    with atomic_file(out) as temporary:
-        if out.suffix == ".npy":
-            with temporary.open("wb") as file:
-                np.save(file, vectors)
-            return
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            for text, vector in zip(texts, vectors.tolist(), strict=True):
-                file.write(json.dumps({"text": text, "vector": vector}) + "\n")
+    width = 0
+    with atomic_file(out) as temporary, temporary.open("wb") as file:
+        for texts, vectors in parts:
+            if out.suffix != ".npy":
+                for text, vector in zip(texts, vectors.tolist(), strict=True):
+                    file.write(json.dumps({"text": text, "vector": vector}).encode() + b"\n")
+            else:
+                vectors = np.ascontiguousarray(vectors)
+                if not width:
+                    shape = count, vectors.shape[1]
+                    header = np.lib.format.header_data_from_array_1_0(vectors) | {"shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(vectors.tobytes())
+            width = vectors.shape[1]
+    return width
 
 
 def _check(settings: Embed, whitening_file: Path | None) -> None:
@@ -270,7 +305,8 @@ def run_search(settings: Search) -> None:
         raise ValueError("QUERY, --queries: give one of them")
     stored, shown = StoredVectors(settings.vectors), None
     if settings.texts is not None:
-        shown, _ = read_texts(settings.texts, None if is_text(settings.texts) else settings.text)
+        column = None if is_text(settings.texts) else settings.text
+        shown = [text for _, text in read_texts(settings.texts, column)]
         if len(shown) != stored.shape[0]:
             raise ValueError(
                 f"--texts {settings.texts}: {len(shown):,} texts, but {settings.vectors} has"
@@ -306,7 +342,8 @@ def _queries(settings: Search) -> tuple[list[str], np.ndarray]:
     if file is None:
         texts = [settings.query or ""]
     else:
-        texts, _ = read_texts(file, None if is_text(file) else settings.text)
+        column = None if is_text(file) else settings.text
+        texts = [text for _, text in read_texts(file, column)]
     model = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
     return texts, model.embed(texts, prompt=settings.prompt)
 

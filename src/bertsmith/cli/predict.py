@@ -140,8 +140,9 @@ class Predict(Answering):
     the input has that column); beside it stand its probability, of several labels those of all, the
     text of an option, the place of an answer; a .jsonl gets the probabilities of all labels or
     options. Words: the input with a column of tags; a .jsonl of running text gets its entities with
-    their places. Questions: {id: answer}, and the n best answers beside it. What is done is kept in
-    OUT.partial: after Ctrl-C or a kill the same command goes on.
+    their places. Questions: {id: answer}, and the n best answers beside it. Files of texts
+    may be of any size. What is done is kept in OUT.partial: after Ctrl-C or a kill the same command
+    goes on.
     """
 
     run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
@@ -164,26 +165,48 @@ class Predict(Answering):
 
 
 def run_predict(settings: Predict) -> None:
+    from bertsmith.inference.bulk import answer_rows
     from bertsmith.inference.ensemble import common_model_task
     from bertsmith.inference.model_task import read_model_task
-    from bertsmith.tasks.answer_files import check_size, is_lines, no_columns, write_submission
-    from bertsmith.tasks.examples import Examples
+    from bertsmith.tasks.answer_files import is_lines, no_columns
+    from bertsmith.tasks.examples import empty_note
+    from bertsmith.tasks.features import long_note
+    from bertsmith.training.finetuning.task_types.texts import TextType
 
     if settings.submission:
         check_folder(settings.out)
     else:
         check_outputs([Path(settings.input)], {"--out": settings.out})
-    first, *others = (
+    models = [
         bertsmith.load(name, device=settings.device, precision=settings.precision)
         for name in (settings.run, *settings.ensemble)
-    )
-    for model in (first, *others):
+    ]
+    for model in models:
         columns = {"text": settings.text, "text_pair": settings.text_pair}
         model.model_task = read_model_task(model.folder, **columns)
-    first.model_task = model_task = common_model_task(first, others)
-    task, task_type, written = model_task.task, first.task_type, settings.out
-    if settings.text is not None and is_lines(settings.input, task):
+    models[0].model_task = model_task = common_model_task(models[0], models[1:])
+    if settings.text is not None and is_lines(settings.input, model_task.task):
         raise no_columns(settings.input, settings.text)
+    if not isinstance(models[0].task_type, TextType) or settings.submission:
+        answer_whole(models, settings)
+        return
+    flags = settings.device, settings.precision
+    counts = answer_rows(models, model_task, settings.input, settings.out, flags)
+    read = {name: counts[name] for name in ("examples", "units", "cut")}
+    if note := long_note(model_task.encoding, **read):
+        print(f"{note}, as in training", file=sys.stderr)
+    if note := empty_note(counts["texts"], counts["empty"]):
+        print(note, file=sys.stderr)
+    print(f"{counts['rows']:,} answers written to {settings.out}")
+
+
+def answer_whole(models: Sequence[bertsmith.Predictor], settings: Predict) -> None:
+    """Answer words, questions, choices and GLUE's test files, which are held as a whole."""
+    from bertsmith.tasks.answer_files import check_size, write_submission
+
+    first, written = models[0], settings.out
+    model_task, task_type = first.model_task, first.task_type
+    task = model_task.task
     data = task_type.read_input(settings.input, model_task)
     split = submission_split(task, Path(settings.input)) if settings.submission else None
     if split is None:
@@ -191,7 +214,7 @@ def run_predict(settings: Predict) -> None:
     else:
         check_size(task, split, len(data))
     rows = task_type.featurize(first.tokenizer, data, model_task.encoding, model_task.label_names)
-    with outputs_of((first, *others), rows, settings) as outputs:
+    with outputs_of(models, rows, settings) as outputs:
         answers = task_type.answers(outputs, rows, data, model_task)
         if split is None:
             task_type.write_answers(settings.out, answers, data, model_task)
@@ -202,8 +225,6 @@ def run_predict(settings: Predict) -> None:
             written = write_submission(task, split, dict(enumerate(given)), settings.out)
     if note := rows.long_note(model_task.encoding):
         print(f"{note}, as in training", file=sys.stderr)
-    if isinstance(data, Examples) and (note := data.empty_note()):
-        print(note, file=sys.stderr)
     print(f"{len(data):,} answers written to {written}")
 
 
@@ -212,40 +233,36 @@ def outputs_of(
     models: Sequence[bertsmith.Predictor], rows: Features, settings: Predict
 ) -> Iterator[np.ndarray]:
     """The mean of the models' outputs, kept beside --out until the block has used them."""
+    import hashlib
+
     import numpy as np
 
-    from bertsmith.inference.kept_blocks import (
-        BLOCK_TOKENS,
-        kept_blocks,
-        request_digest,
-        sorted_blocks,
-    )
+    from bertsmith.inference import bulk
     from bertsmith.text.tokenizer.rows import concatenated_ranges
 
-    blocks = sorted_blocks(rows.lengths, BLOCK_TOKENS)
-    work = [(model, block) for model in models for block in blocks]
-    sizes = [len(block) for _, block in work]
-    content = (array.tobytes() for array in (rows.ids, rows.token_types, rows.boundaries))
-    flags = (settings.device, settings.precision)
-    request = request_digest((model.folder for model in models), content, sizes, *flags)
-    with kept_blocks(settings.out, request, sizes, "rows") as kept:
+    blocks = bulk.sorted_blocks(rows.lengths)
+    flags = settings.device, settings.precision
+    request = bulk.request_digest([model.folder for model in models], *flags)
+    with bulk.kept_parts(settings.out, request, "rows") as kept:
         kept.set_precision(models, lambda model: model.resolve_precision_for(rows))
-        with Progress("predict", sum(sizes), "rows", start=kept.rows) as progress:
+        with Progress("predict", len(rows), "rows", start=kept.rows) as progress:
+            for block in blocks:
+                part = rows.of_rows(block)
 
-            def compute(number: int) -> tuple[np.ndarray]:
-                model, block = work[number]
-                return (model.outputs(rows.of_rows(block), progress.update),)
+                def make(part: Features = part) -> bulk.Made:
+                    outputs = bulk.mean_outputs(
+                        models, part, lambda count: progress.update(count / len(models))
+                    )
+                    return bulk.array_bytes(outputs), {}
 
-            found = [outputs for (outputs,) in kept.arrays(compute)]
-        model_outputs = [
-            np.concatenate(found[first : first + len(blocks)])
-            for first in range(0, len(found), len(blocks))
-        ]
+                read = b"".join(map(np.ndarray.tobytes, (part.ids, part.token_types, part.lengths)))
+                kept.add(hashlib.sha256(read).hexdigest(), len(part), make)
+        found = np.concatenate([bulk.array_of(data)[0] for data in kept.of(slice(None))])
         positions = order = np.concatenate(blocks)
-        if len(model_outputs[0]) > len(rows):  # of tokens
+        if len(found) > len(rows):  # of tokens
             positions = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
-        outputs = np.empty_like(model_outputs[0])
-        outputs[positions] = np.mean(model_outputs, axis=0)
+        outputs = np.empty_like(found)
+        outputs[positions] = found
         yield outputs
 
 

@@ -32,7 +32,7 @@ from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run
 from bertsmith.model.heads import PreTrainingModel, TaskModel
 from bertsmith.tasks.choice import ChoiceExamples
-from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.examples import Examples, empty_note
 from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
@@ -162,7 +162,7 @@ class Predictor(Runner):
             return []
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "text", lines)
-        if note := examples.empty_note():
+        if note := empty_note(**examples.counts()):
             print(note, file=sys.stderr)
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
 

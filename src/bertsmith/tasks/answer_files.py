@@ -1,17 +1,16 @@
 """The files of `predict`: full rows in, the same rows with a model's answers out.
 
-Also texts alone for `embed`, and the files that the GLUE server takes.
+Also texts alone for `embed`, and the files that the GLUE server takes. Inputs are streamed.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
-import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +19,45 @@ from bertsmith.base.settings import nearest
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
-from bertsmith.text.readers.files import MAX_LINE, decode_text, raw_lines, read_text
-from bertsmith.text.readers.tables import column_names, file_suffix, read_columns, table_format
+from bertsmith.text.readers.files import MAX_LINE, STANDARD_INPUT, raw_lines
+from bertsmith.text.readers.tables import column_names, file_suffix, stream_rows
 
 OUTPUTS = (".csv", ".tsv", ".jsonl")
 DIGITS = 4  # of a probability that is written
 COLUMN = "text"  # of a table where none is named
 
 
-def read_rows(source: str, task: Task) -> list[dict[str, Any]]:
-    """All rows of a csv, tsv, jsonl or parquet file with all their columns, or the lines of a text.
+Numbered = Iterator[tuple[int, dict[str, Any]]]
+"""Rows of a table, each with its line."""
+
+
+def read_rows(source: str, task: Task) -> Numbered:
+    """Yield (line, row) of a csv, tsv, jsonl or parquet file with all columns, or lines of a text.
 
     Lines may be blank, so that line k of the answer is line k of the input (see `is_lines`).
-    Columns of no use here that share a name are left out, with a warning.
 
-    Errors: ValueError, one line with file and line: those of `read_columns`, a text that is missing
+    Errors: ValueError, one line with file and line: those of `stream_rows`, a text that is missing
     (of a choice the start of the sentence may be) or not a string, and "-" for pairs of texts.
     """
     path = Path(source)
     if source == "-" and task.text_pair is not None:
         raise ValueError("pairs of texts are read from a file with two columns, not from '-'")
     if is_lines(source, task):
-        rows = [{task.text: line} for line in text_lines(source, task.text)]
-        if not rows:
+        number = 0
+        for number, line in text_lines(source, task.text):
+            yield number, {task.text: line}
+        if not number:
             raise ValueError(f"{source}: no text in it")
-        return rows
+        return
     wanted = {task.text: "`text`"}
     if task.text_pair is not None:
         wanted[task.text_pair] = "`text_pair`"
-    columns, lines = read_columns(path, wanted, task.header)
-    for name in wanted:
-        may_miss = bool(task.options) and name == task.text_pair
-        values = columns[name]
-        if may_miss:
-            values = ["" if value is None else value for value in values]
-        check_texts(values, name, path, lines, may_be_empty=True)
-    if table_format(path) == ".jsonl":
-        return [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
-    names = tuple(column_names(path))
-    if set(wanted).isdisjoint(names) and task.header:
-        names = task.header
-    counts = Counter(names)
-    if shared := ", ".join(repr(name) for name, count in counts.items() if count > 1):
-        print(
-            f"warning: {path}: the columns that share a name ({shared}) are left out: rename them",
-            file=sys.stderr,
-        )
-    kept = {name: f"column '{name}'" for name, count in counts.items() if count == 1}
-    columns, _ = read_columns(path, kept, task.header)
-    return [dict(zip(kept, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for line, row in stream_rows(path, wanted, task.header):
+        for name in wanted:
+            value = row[name]
+            if value is not None or not task.options or name != task.text_pair:
+                check_texts([value], name, path, [line], may_be_empty=True)
+        yield line, row
 
 
 def is_lines(source: str, task: Task) -> bool:
@@ -91,26 +80,22 @@ def no_columns(source: str | Path, column: str) -> ValueError:
     )
 
 
-def text_lines(source: str, column: str) -> list[str]:
-    """The lines of a text file, or of standard input ("-"), without their ends.
+def text_lines(source: str, column: str) -> Iterator[tuple[int, str]]:
+    """Yield (number, line without its end) of a text file, or of standard input ("-").
 
     Errors: ValueError, one line with the line's number, when there is no such file, for input that
     is not UTF-8 or holds a NUL byte, and for standard input that is a table with the `column`.
     """
-    if source != "-":
-        path = Path(source)
-        if not path.is_file():
-            raise ValueError(f"{source}: no such file{nearby(Path(source))}")
-        return [line for _, line in raw_lines(path, MAX_LINE)]
-    # not sys.stdin itself: under LANG=C it lets bytes pass that are not UTF-8
-    text = decode_text(sys.stdin.buffer.read(), "standard input")
-    lines = [line.rstrip("\r\n") for line in io.StringIO(text)]
-    if suffix := _table_suffix(lines[0] if lines else "", column):
-        raise ValueError(
-            f"standard input:1: a table with the column '{column}', but a text a line is read: "
-            f"write it to a file that ends in {suffix}"
-        )
-    return lines
+    path = STANDARD_INPUT if source == "-" else Path(source)
+    if source != "-" and not path.is_file():
+        raise ValueError(f"{source}: no such file{nearby(path)}")
+    for number, line in raw_lines(path, MAX_LINE):
+        if number == 1 and source == "-" and (suffix := _table_suffix(line, column)):
+            raise ValueError(
+                f"standard input:1: a table with the column '{column}', but a text a line is read: "
+                f"write it to a file that ends in {suffix}"
+            )
+        yield number, line
 
 
 def _table_suffix(first: str, column: str) -> str | None:
@@ -130,24 +115,28 @@ def _table_suffix(first: str, column: str) -> str | None:
     return ".jsonl" if isinstance(row, dict) and column in row else None
 
 
-def read_texts(source: str | Path, column: str | None = None) -> tuple[list[str], list[int]]:
-    """All texts of a file, and their lines: of a .txt, and "-" for standard input, every line, else
-    the cells of a `column` ("text" if None). A blank line is a text, so that vector k is of line k.
+def read_texts(source: str | Path, column: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of a file: of a .txt, and "-" for standard input, every line, else the
+    cells of a `column` ("text" if None). A blank line is a text, so that vector k is of line k.
 
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
     missing column, a text that is none.
     """
-    path = Path(source)
-    if is_text(source):
-        if column is not None:
-            raise no_columns(source, column)
-        texts = [line.strip() for line in text_lines(str(source), COLUMN)]
-        if not any(texts):
-            raise ValueError(f"{source}: no text in it")
-        return texts, list(range(1, len(texts) + 1))
-    column = column or COLUMN
-    columns, lines = read_columns(path, {column: "`text`"})
-    return check_texts(columns[column], column, path, lines, may_be_empty=True), lines
+    path, is_empty = Path(source), True
+    if not is_text(source):
+        column = column or COLUMN
+        for line, row in stream_rows(path, {column: "`text`"}):
+            check_texts([row[column]], column, path, [line], may_be_empty=True)
+            yield line, row[column]
+        return
+    if column is not None:
+        raise no_columns(source, column)
+    for number, line in text_lines(str(source), COLUMN):
+        text = line.strip()
+        is_empty = is_empty and not text
+        yield number, text
+    if is_empty:
+        raise ValueError(f"{source}: no text in it")
 
 
 def is_text(source: str | Path) -> bool:
@@ -200,9 +189,11 @@ def answer_names(
     return names
 
 
-def check_tsv(rows: Sequence[Mapping[Any, Any]], noun: str = "row") -> None:
+def check_tsv(
+    rows: Iterable[Mapping[Any, Any]], noun: str = "row", numbers: Iterable[int] | None = None
+) -> None:
     """Errors: ValueError for the first row that a .tsv cannot hold; `noun` names it there."""
-    for number, row in enumerate(rows, start=1):
+    for number, row in zip(itertools.count(1) if numbers is None else numbers, rows, strict=False):
         for name, value in row.items():
             if any(mark in f"{name}{value}" for mark in "\t\r\n"):
                 raise ValueError(
@@ -211,46 +202,87 @@ def check_tsv(rows: Sequence[Mapping[Any, Any]], noun: str = "row") -> None:
                 )
 
 
-def write_rows(
-    rows: Sequence[dict[str, Any]],
-    answers: Sequence[dict[str, Any]],
-    out: Path,
-    separator: str = ",",
-) -> None:
-    """Write the rows, each with its answer after it, to a file that is complete or absent.
+class AnswerTable:
+    """Rows, each with its answer after it, as the lines of a .csv, .tsv or .jsonl.
 
-    A list in an answer is joined by the separator, but in a .jsonl. Names and errors: as
-    `answer_names`. Halves of surrogate pairs, which UTF-8 lacks, are written as their escape.
+    The first rows decide the names of the columns. A list in an answer is joined by the separator,
+    but in a .jsonl. Halves of surrogate pairs, which UTF-8 lacks, are written as their escape.
+
+    Errors: ValueError as `answer_names`.
     """
-    names = answer_names(rows, list(answers[0]), out)
 
-    def cell(value: Any) -> Any:
-        is_joined = isinstance(value, list) and out.suffix != ".jsonl"
-        return separator.join(map(str, value)) if is_joined else value
+    def __init__(
+        self,
+        first: Sequence[dict[str, Any]],
+        columns: Sequence[str],
+        out: Path,
+        separator: str = ",",
+    ) -> None:
+        self.columns, self.is_json = columns, out.suffix == ".jsonl"
+        self._suffix, self._separator = out.suffix, separator
+        self._names = answer_names(first, columns, out)
+        self._own = dict.fromkeys(name for row in first for name in row)  # of a jsonl may differ
+        self._taken = frozenset(self._names.values())
 
-    full = [
-        row | {names[name]: cell(value) for name, value in answer.items()}
-        for row, answer in zip(rows, answers, strict=True)
-    ]
-    with (
-        atomic_file(out) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
-        if out.suffix == ".jsonl":
-            for row in full:
-                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-            return
-        own = dict.fromkeys(name for row in rows for name in row)  # rows of a jsonl may differ
-        header = [*own, *names.values()]
-        if out.suffix == ".csv":
+    def check(self, rows: Sequence[dict[str, Any]], lines: Sequence[int], source: str) -> None:
+        """Errors: ValueError with file and line for a later row that does not fit the first."""
+        for row, line in zip(rows, lines, strict=True):
+            if row.keys() <= self._own.keys():
+                continue
+            if taken := ", ".join(row.keys() & self._taken):
+                raise ValueError(f"{source}:{line}: '{taken}' is a column of the answer: rename it")
+            if not self.is_json:
+                name = next(name for name in row if name not in self._own)
+                raise ValueError(
+                    f"{source}:{line}: column '{name}' is not in the first rows, whose columns the"
+                    f" {self._suffix} has: end `out` in .jsonl"
+                )
+        if self._suffix == ".tsv":
+            check_tsv(rows, f"{source}: line", lines)
+
+    def header(self) -> bytes:
+        """The first line; nothing in a .jsonl."""
+        if self.is_json:
+            return b""
+        return self._table([{name: name for name in (*self._own, *self._names.values())}])
+
+    def lines(self, rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]]) -> bytes:
+        """The lines of these rows, in UTF-8; `answers` have the columns, some at the end apart."""
+        full = [
+            row | {self._names[name]: self._cell(value) for name, value in answer.items()}
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+        if not self.is_json:
+            return self._table(full)
+        encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
+        lines = "".join(f"{encode(row)}\n" for row in full)
+        return lines.encode("utf-8", "backslashreplace")
+
+    def _cell(self, value: Any) -> Any:
+        is_joined = isinstance(value, list) and not self.is_json
+        return self._separator.join(map(str, value)) if is_joined else value
+
+    def _table(self, rows: Sequence[dict[str, Any]]) -> bytes:
+        if self._suffix == ".csv":
             # else a carriage return alone, which ends a line for readers, would not be quoted
-            returns = any("\r" in str(value) for row in full for value in row.values())
+            returns = any("\r" in str(value) for row in rows for value in row.values())
             style: dict[str, Any] = {"quoting": csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL}
         else:
             style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-        table = csv.DictWriter(file, header, lineterminator="\n", **style)
-        table.writeheader()
-        table.writerows(full)
+        text = io.StringIO(newline="")
+        header = [*self._own, *self._names.values()]
+        csv.DictWriter(text, header, lineterminator="\n", **style).writerows(rows)
+        return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def write_rows(
+    rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], out: Path
+) -> None:
+    """Write all of an `AnswerTable` to a file that is complete or absent."""
+    table = AnswerTable(rows, list(answers[0]), out)
+    content = table.header() + table.lines(rows, answers)
+    with atomic_file(out) as temporary:
+        temporary.write_bytes(content)
 
 
 # (task, split) -> the file's name and the number of examples of the official test set

@@ -116,11 +116,15 @@ class Examples(LabelledExamples):
             f" {describe_balance(names, labels.sum(axis=0), len(labels))}"
         )
 
-    def empty_note(self) -> str | None:
-        """A note on texts that hold nothing; None: none is empty."""
+    def counts(self) -> dict[str, int]:
+        """Numbers of "texts", and of "empty" ones that hold nothing; see `empty_note`."""
         texts = [*self.texts, *(self.pairs or ())]
-        empty = sum(not text.strip() for text in texts)
-        return f"{empty:,} of {len(texts):,} texts are empty" if empty else None
+        return {"texts": len(texts), "empty": sum(not text.strip() for text in texts)}
+
+
+def empty_note(texts: int, empty: int) -> str | None:
+    """A note on texts that hold nothing; None: none is empty."""
+    return f"{empty:,} of {texts:,} texts are empty" if empty else None
 
 
 def find_file(task: Task, data: Path, split: str) -> Path | None:

@@ -82,18 +82,16 @@ class Features:
             return outputs
         return pool(outputs, self.unit_examples, how, exclusive)
 
+    def counts(self) -> dict[str, int]:
+        """Numbers of "examples", their "units", and of those that are "cut"; see `long_note`."""
+        of = self.unit_examples
+        units = len(self.unit_lengths)
+        examples = units if of is None else int(of[-1]) + 1
+        return {"examples": examples, "units": units, "cut": self.num_truncated}
+
     def long_note(self, encoding: EncodingSettings) -> str | None:
         """A note on texts that do not fit into a row; None: all fit."""
-        cut, at = f"{self.num_truncated:,}", f"{self.max_length} tokens"
-        if self.unit_examples is not None:
-            windows, examples = len(self.unit_examples), int(self.unit_examples[-1]) + 1
-            lost = f"; of {cut} the end of the shorter text is lost" if self.num_truncated else ""
-            note = f"{examples:,} examples are read in {windows:,} windows of at most {at}{lost}"
-            return note if windows > examples or lost else None
-        if not self.num_truncated:
-            return None
-        examples, part = len(self.unit_lengths), "end" if encoding.long_texts == "cut" else "middle"
-        return f"{cut} of {examples:,} examples have more than {at} and lose their {part}"
+        return long_note(encoding, **self.counts())
 
     def long_hint(self, encoding: EncodingSettings) -> str:
         """Name settings that would read more of the texts, in words for Python and commands."""
@@ -116,6 +114,18 @@ class Features:
         input_ids = pad(self.ids, self.boundaries, indices, width, pad_id)
         token_types = pad(self.token_types, self.boundaries, indices, width, 0)
         return input_ids, token_types, lengths.astype(np.int32)
+
+
+def long_note(encoding: EncodingSettings, examples: int, units: int, cut: int) -> str | None:
+    """A note on texts that do not fit into a row; None: all fit."""
+    at = f"{encoding.max_length} tokens"
+    if encoding.long_texts == "windows":
+        lost = f"; of {cut:,} the end of the shorter text is lost" if cut else ""
+        note = f"{examples:,} examples are read in {units:,} windows of at most {at}{lost}"
+        return note if units > examples or lost else None
+    part = "end" if encoding.long_texts == "cut" else "middle"
+    note = f"{cut:,} of {examples:,} examples have more than {at} and lose their {part}"
+    return note if cut else None
 
 
 def featurize(tokenizer: Tokenizer, examples: Examples, encoding: EncodingSettings) -> Features:

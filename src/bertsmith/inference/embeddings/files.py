@@ -3,71 +3,109 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
 from bertsmith.base.terminal import Progress
+from bertsmith.inference.bulk import (
+    KeptParts,
+    Made,
+    Window,
+    array_bytes,
+    array_of,
+    kept_parts,
+    request_digest,
+    windows,
+)
 from bertsmith.inference.embeddings.pooling import PoolingSettings
 from bertsmith.inference.embeddings.texts import embed, resolve_precision
-from bertsmith.inference.kept_blocks import (
-    BLOCK_CHARACTERS,
-    kept_blocks,
-    request_digest,
-    sorted_blocks,
-)
 from bertsmith.inference.predictor import Predictor
+from bertsmith.tasks.answer_files import read_texts
+from bertsmith.text.readers.tables import count_rows
+
+
+class TextFile:
+    """The texts of a file in windows. Errors: as `read_texts`."""
+
+    def __init__(self, source: str, column: str | None) -> None:
+        self.name = source
+        stream = windows(read_texts(source, column))
+        first = list(islice(stream, 2))
+        self.count = sum(len(window.rows) for window in first) if len(first) < 2 else None
+        """The number of texts, if they are so few; None: more than a window of them."""
+        self.windows: Iterable[Window] = chain(first, stream)
+
+    def about(self) -> int | None:
+        """About the number of texts; None: unknown."""
+        is_known = self.count is not None or self.name == "-"
+        return self.count if is_known else count_rows(Path(self.name))
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The vectors of a file, a part of them at a time, float32 [n, D]; can be iterated again."""
+
+    kept: KeptParts
+    parts: slice
+
+    def __len__(self) -> int:
+        return self.kept.counts(self.parts)["rows"]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (vectors for _, vectors in self.with_texts())
+
+    def with_texts(self) -> Iterator[tuple[Sequence[str], np.ndarray]]:
+        """(Texts, their vectors); no texts where they were not kept."""
+        for data in self.kept.of(self.parts):
+            vectors, texts = array_of(data)
+            yield texts, vectors
 
 
 @contextmanager
 def vectors_of_files(
     predictor: Predictor,
-    files: Mapping[str, list[str]],
+    files: Sequence[TextFile],
     pooling: PoolingSettings,
     out: Path,
-    *settings: object,
-) -> Iterator[list[np.ndarray]]:
+    flags: Mapping[str, object],
+) -> Iterator[list[Vectors]]:
     """The vectors of each file's texts, kept beside `out` until the block has used them.
 
-    `settings` are what else decides the numbers. Lines on stderr say how many texts were cut.
+    Texts are kept with them for a .jsonl; `flags` are what else decides the numbers. Lines on
+    stderr say how many texts were cut.
     """
-    work = [
-        (name, block)
-        for name, texts in files.items()
-        for block in sorted_blocks([len(text) + 1 for text in texts], BLOCK_CHARACTERS)
-    ]
-    sizes = [len(block) for _, block in work]
-    every = [text for texts in files.values() for text in texts]
-    content = (text.encode("utf-8", "surrogatepass") for text in every)
-    request = request_digest(
-        [predictor.folder, *pooling.dense],
-        content,
-        sizes,
-        predictor.tokenizer.fingerprint,
-        pooling,
-        *settings,
-    )
-    with kept_blocks(out, request, sizes, "texts") as kept:
-        kept.set_precision([predictor], lambda model: resolve_precision(model, every, pooling))
-        with Progress("embed", sum(sizes), "texts", start=kept.rows) as progress:
+    folders, print_of = [predictor.folder, *pooling.dense], predictor.tokenizer.fingerprint
+    request = request_digest(folders, print_of, pooling, out.suffix, flags)
+    totals, found, start, measured = [file.about() for file in files], [], 0, False
+    total = None if None in totals else sum(count or 0 for count in totals)
+    with kept_parts(out, request, "texts") as kept:
+        with Progress("embed", total, "texts", start=kept.rows) as progress:
+            for file in files:
+                for _, texts, digest in file.windows:
+                    if not measured:
+                        kept.set_precision(
+                            [predictor],
+                            lambda model, texts=texts: resolve_precision(model, texts, pooling),
+                        )
+                        measured = True
 
-            def compute(number: int) -> tuple[np.ndarray, np.ndarray]:
-                name, block = work[number]
-                texts = [files[name][k] for k in block]
-                vectors, cut = embed(predictor, texts, pooling, progress.update)
-                return vectors, np.array(cut)
+                    def make(texts: list[str] = texts) -> Made:
+                        vectors, cut = embed(predictor, texts, pooling, progress.update)
+                        keeps = texts if out.suffix == ".jsonl" else []
+                        return array_bytes(vectors, *keeps), {"cut": cut}
 
-            found = kept.arrays(compute)
-        size = found[0][0].shape[1]
-        vectors = {name: np.empty((len(texts), size), np.float32) for name, texts in files.items()}
-        cut = dict.fromkeys(files, 0)
-        for (name, block), (part, cut_in_part) in zip(work, found, strict=True):
-            vectors[name][block] = part
-            cut[name] += int(cut_in_part)
-        for name, count in cut.items():
-            if count:
-                said = f"{name}: {count:,} of {len(files[name]):,} texts were cut"
+                    kept.add(digest, len(texts), make)
+                found.append(Vectors(kept, slice(start, kept.done)))
+                start = kept.done
+            progress.total = progress.done
+        for file, vectors in zip(files, found, strict=True):
+            counts = kept.counts(vectors.parts)
+            if counts["cut"]:
+                said = f"{file.name}: {counts['cut']:,} of {counts['rows']:,} texts were cut"
                 print(f"{said}: windows read all of them", file=sys.stderr)
-        yield list(vectors.values())
+        yield found

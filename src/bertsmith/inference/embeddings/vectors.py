@@ -5,6 +5,7 @@ int8 and bits are those of sentence-transformers' `quantize_embeddings`, bit for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -27,8 +28,12 @@ class Whitening:
     matrix: np.ndarray  # float64 [H, D]
 
     @classmethod
-    def fit(cls, vectors: np.ndarray, dimensions: int | None = None) -> Whitening:
+    def fit(
+        cls, vectors: np.ndarray | Iterable[np.ndarray], dimensions: int | None = None
+    ) -> Whitening:
         """The whitening of vectors [N, H] by their own mean and covariance.
+
+        They may be given in parts [n, H], by what can be iterated twice.
 
         `dimensions` None: all, turned back to where they were (ZCA), which moves every vector as
         little as can be; D: the D directions of the largest variance alone (PCA). Directions
@@ -37,16 +42,20 @@ class Whitening:
 
         Errors: ValueError as `check`, and for more dimensions than are spanned.
         """
-        size = vectors.shape[1]
-        cls.check(len(vectors), size, dimensions)
-        mean = vectors.mean(axis=0, dtype=np.float64)
-        centred = vectors - mean
-        variances, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
+        parts = (vectors,) if isinstance(vectors, np.ndarray) else vectors
+        sums = [(len(part), part.sum(axis=0, dtype=np.float64)) for part in parts]
+        count, size = sum(number for number, _ in sums), len(sums[0][1])
+        cls.check(count, size, dimensions)
+        mean, squares = np.sum([total for _, total in sums], axis=0) / count, np.zeros((size, size))
+        for part in parts:
+            centred = part - mean
+            squares += centred.T @ centred
+        variances, directions = np.linalg.eigh(squares / count)
         order = np.argsort(-variances)  # [H], the largest first
         variances, directions = variances[order], directions[:, order]
         spanned = int((variances > FLAT * variances[0]).sum()) if variances[0] > 0 else 0
         if spanned < (dimensions or 1):
-            raise cls._too_few(len(vectors), spanned, dimensions or size)
+            raise cls._too_few(count, spanned, dimensions or size)
         kept = dimensions or spanned
         matrix = directions[:, :kept] / np.sqrt(variances[:kept])
         return cls(mean, matrix if dimensions is not None else matrix @ directions[:, :kept].T)

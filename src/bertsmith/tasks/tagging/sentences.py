@@ -344,7 +344,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     """
     suffix = file_suffix(path)
     if suffix == ".txt":
-        text = text_lines(str(path), COLUMN)
+        text = [line for _, line in text_lines(str(path), COLUMN)]
         rows = _split_words(text)  # a single line is a text, which may end in "Vitamin B"
         if len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(text, ("O",)):
             suffix = None
@@ -354,7 +354,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
         sentences = read_sentences(path, need_tags=False, columns=(column or TOKENS, ""))
     else:
         found = Columns()
-        for text, line in zip(*read_texts(path, column), strict=True):
+        for line, text in read_texts(path, column):
             found.add_row(text.split(), line)
         sentences = check_words(found.sentences("plain", str(path)))
     counts = np.zeros(sentences.num_rows, np.int64)

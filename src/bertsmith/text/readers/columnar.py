@@ -18,7 +18,7 @@ from bertsmith.text.readers.files import RemoteFile, storage_errors
 if TYPE_CHECKING:
     import pyarrow
 
-PARQUET_ROWS = 256  # rows of a stream held at once
+ROWS_AT_ONCE = 256  # of a stream
 NO_LABEL = -1  # how `datasets` marks a test example without label
 
 
@@ -51,7 +51,7 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int,
     with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
         if column not in file.schema_arrow.names:
             raise no_text_column(str(path), column, file.schema_arrow.names)
-        for batch in file.iter_batches(PARQUET_ROWS, columns=[column]):
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=[column]):
             for cell in batch.column(0):
                 number += 1
                 try:
@@ -70,24 +70,51 @@ def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
 def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
     """Read columns of a table's parts, one after the other; the columns and the number of rows.
 
-    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None. Errors:
-    ValueError that names a file that cannot be read or a number without a name.
+    Errors: as `columnar_batches`.
     """
     columns: dict[str, list[Any]] = {name: [] for name in names}
     count = 0
     for file in files:
-        with _opened(file) as opened:
-            table = (
-                opened.read(columns=names) if _is_parquet(file) else opened.read_all().select(names)
-            )
-        for name in names:
-            values = table.column(name).to_pylist()
-            classes = class_names(file, name)
-            if classes is not None:
-                values = [_named(value, classes, f"{file}: column '{name}'") for value in values]
-            columns[name] += values
-        count += table.num_rows
+        for number, batch in columnar_batches(file, names):
+            for name, values in batch.items():
+                columns[name] += values
+            count += number
     return columns, count
+
+
+def columnar_batches(file: Path, names: list[str]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield (number of rows, their columns) of some rows of a file after the other.
+
+    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None. Errors:
+    ValueError that names a file that cannot be read or a number without a name.
+    """
+    classes = {name: class_names(file, name) for name in names}
+    with _opened(file) as opened:
+        for batch in _record_batches(opened, names):
+            columns = {}
+            for name in names:
+                values, named = batch.column(name).to_pylist(), classes[name]
+                if named is not None:
+                    values = [_named(value, named, f"{file}: column '{name}'") for value in values]
+                columns[name] = values
+            yield batch.num_rows, columns
+
+
+def _record_batches(opened: Any, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of what `_opened` gives, ROWS_AT_ONCE at most."""
+    if hasattr(opened, "iter_batches"):  # parquet
+        yield from opened.iter_batches(ROWS_AT_ONCE, columns=names)
+        return
+    count = getattr(opened, "num_record_batches", None)  # a stream of Arrow's does not know it
+    for batch in opened if count is None else map(opened.get_batch, range(count)):
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            yield batch.slice(start, ROWS_AT_ONCE)
+
+
+def columnar_rows(file: Path) -> int | None:
+    """The number of rows of one file; None where its format does not tell."""
+    with _opened(file) as opened:
+        return opened.metadata.num_rows if _is_parquet(file) else None
 
 
 def columnar_names(file: Path) -> list[str]:

@@ -24,6 +24,7 @@ COMPRESSIONS = (".gz", ".xz", ".zst")
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 UNPACKING = (EOFError, zlib.error, lzma.LZMAError, OSError)  # errors of it
 LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
+STANDARD_INPUT = Path("standard input")  # this object itself, not a file of the name
 
 MAX_LINE = 1_000_000  # characters of a paragraph
 MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
@@ -185,6 +186,11 @@ def read_lines(path: Path | RemoteFile, limit: int = MAX_LINE) -> Iterator[tuple
 
 def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line without its line end). Errors: as `read_lines`."""
+    return ((number, line.rstrip("\r\n")) for number, line in whole_lines(path, limit))
+
+
+def whole_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
+    """Yield (number from 1, line with its line end). Errors: as `read_lines`."""
     number, offset = 0, 0
     remote = isinstance(path, RemoteFile)
     with storage_errors(str(path)) if remote else nullcontext(), _open(path) as stream:
@@ -201,7 +207,7 @@ def raw_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]]:
                 hint = "convert it with iconv -f LATIN1 -t UTF-8"
                 raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {hint}") from error
             offset += len(raw)
-            yield number, (line.removeprefix("\ufeff") if number == 1 else line).rstrip("\r\n")
+            yield number, line.removeprefix("\ufeff") if number == 1 else line
 
 
 def _read_line(
@@ -243,6 +249,8 @@ def _open(path: Path | RemoteFile) -> io.BufferedReader:
         file = pyarrow.input_stream(file, compression="zstd")
     elif compression in OPENERS:
         file = OPENERS[compression](file, "rb")
+    elif path is STANDARD_INPUT:  # not sys.stdin: under LANG=C it lets bytes pass that are no UTF-8
+        file = sys.stdin.buffer
     elif isinstance(path, Path):
         file = path.open("rb")
     return io.BufferedReader(file, 1 << 18)  # type: ignore[arg-type]

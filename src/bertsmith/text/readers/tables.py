@@ -1,8 +1,9 @@
 """Rows of csv, tsv, txt, jsonl, parquet and arrow files, each with the line on which it starts.
 
 `stream_texts` streams a column of a file of any size, local or behind a URL: documents of a corpus.
-`read_columns` holds the columns of a labelled file and checks them: examples of a task. Both cut
-lines with `split_rows` and `json_values`. CoNLL columns are no table: see `conll_cells`.
+`stream_rows` streams rows with all their columns; `read_columns` holds the columns of a labelled
+file: examples of a task. All cut lines with `split_rows` and `json_values`. CoNLL columns are no
+table: see `conll_cells`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,18 +24,21 @@ from typing import Any
 from bertsmith.base.files import nearby
 from bertsmith.base.settings import nearest
 from bertsmith.text.readers.columnar import (
+    columnar_batches,
     columnar_names,
+    columnar_rows,
     columnar_values,
     no_text_column,
     stream_parquet,
 )
 from bertsmith.text.readers.files import (
+    COMPRESSIONS,
     MAX_ROW,
     RemoteFile,
     file_kind,
     raw_lines,
     read_lines,
-    read_text,
+    whole_lines,
 )
 
 COLUMNAR_SUFFIXES = (".parquet", ".arrow")
@@ -95,11 +100,12 @@ def json_values(
 
     Errors: ValueError with file and line for what is not JSON or is nested too deeply.
     """
+    decode = json.JSONDecoder(object_pairs_hook=make_object).decode
     for number, line in numbered:
         if not line.strip():
             continue
         try:
-            value = json.loads(line, object_pairs_hook=make_object)
+            value = decode(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{number}: not valid JSON ({error.msg})") from error
         except RecursionError:
@@ -194,10 +200,7 @@ def read_columns(
     Errors: ValueError, one line, for a missing or empty file, an unknown suffix, text that is
     not UTF-8, a missing or doubled column, and a row that does not fit the header.
     """
-    files = parts(path)
-    if not files:
-        raise ValueError(f"{path}: no such file{nearby(path)}")
-    kind = table_format(path)
+    files, kind = _found(path), table_format(path)
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
             _find(file, columnar_names(file), wanted)
@@ -210,12 +213,74 @@ def read_columns(
                 _find(f"{path}:{line}", list(row), wanted)
                 rows.append((line, [row[name] for name in wanted]))
         else:
-            rows += _table_rows(path, wanted, header, leave_out_broken)
+            table = _table_rows(path, wanted, header, leave_out_broken)
+            _, names = next(table, (0, []))
+            indices = [names.index(name) for name in wanted if names]
+            rows += ((line, [row[index] for index in indices]) for line, row in table)
         lines = [line for line, _ in rows]
         columns = {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)}
     if not lines:
         raise ValueError(f"{path}: no examples in this file")
     return columns, lines
+
+
+def stream_rows(
+    path: Path, wanted: Mapping[str, str], header: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, row with all its columns) of one file, in bounded memory; see `read_columns`.
+
+    Columns of no use here that share a name are left out, with a warning. Errors: as
+    `read_columns`, when the row is reached.
+    """
+    files, kind, number = _found(path), table_format(path), 0
+    if kind == ".jsonl":
+        for number, row in _json_objects(path):
+            _find(f"{path}:{number}", list(row), wanted)
+            yield number, row
+    elif kind in COLUMNAR_SUFFIXES:
+        for file in files:
+            names = columnar_names(file)
+            _find(file, names, wanted)
+            for _, columns in columnar_batches(file, _unshared(path, names)):
+                for row in zip(*columns.values(), strict=True):
+                    number += 1
+                    yield number, dict(zip(columns, row, strict=True))
+    else:
+        table = _table_rows(path, wanted, header, leave_out_broken=False)
+        _, names = next(table, (0, []))
+        kept = _unshared(path, names)
+        indices = [names.index(name) for name in kept]
+        for number, row in table:
+            yield number, {name: row[k] for name, k in zip(kept, indices, strict=True)}
+    if not number:
+        raise ValueError(f"{path}: no examples in this file")
+
+
+def _unshared(path: Path, names: Sequence[str]) -> list[str]:
+    counts = Counter(names)
+    if shared := ", ".join(repr(name) for name, count in counts.items() if count > 1):
+        print(
+            f"warning: {path}: the columns that share a name ({shared}) are left out: rename them",
+            file=sys.stderr,
+        )
+    return [name for name, count in counts.items() if count == 1]
+
+
+def count_rows(path: Path) -> int | None:
+    """About the number of rows of a file, by its line breaks; None where that is slow to tell."""
+    if file_suffix(path) in COLUMNAR_SUFFIXES:
+        counts = [columnar_rows(file) for file in parts(path)]
+        return None if None in counts else sum(count or 0 for count in counts)
+    if path.suffix.lower() in COMPRESSIONS or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _found(path: Path) -> list[Path]:
+    if files := parts(path):
+        return files
+    raise ValueError(f"{path}: no such file{nearby(path)}")
 
 
 def column_names(path: Path) -> list[str]:
@@ -262,8 +327,7 @@ def digest(path: Path) -> str:
 
 
 def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    numbered = enumerate(read_text(path).split("\n"), start=1)
-    for line, row in json_values(path, numbered, _unique_names):
+    for line, row in json_values(path, raw_lines(path, MAX_ROW), _unique_names):
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{line}: expected a JSON object, one a line")
         yield line, row
@@ -272,6 +336,7 @@ def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _table_rows(
     path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
 ) -> Iterator[tuple[int, list[str]]]:
+    """The names of the columns, then (line, cells) of each row."""
     names: Sequence[str] = ()
     indices: list[int] = []
     left_out = []
@@ -280,6 +345,7 @@ def _table_rows(
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
             indices = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
+            yield 0, list(names)
             if is_named:
                 continue
         fits = len(row) == len(names)
@@ -289,7 +355,7 @@ def _table_rows(
         if not fits:
             fault = f"{len(row)} cells, but the header has {len(names)}"
             raise ValueError(f"{path}:{line}: {fault}: {_QUOTING}")
-        yield line, [row[index] for index in indices]
+        yield line, row
     if left_out:
         found = f"{len(left_out):,} broken rows are left out, the first in line {left_out[0]}"
         print(f"warning: {path}: {found}", file=sys.stderr)
@@ -297,8 +363,17 @@ def _table_rows(
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Every row that is not blank, the header among them, with its first line."""
-    lines = io.StringIO(read_text(path), newline="")  # a lone carriage return ends a line too
-    return (row for row in split_rows(path, lines, table_format(path) == ".csv") if row[1])
+    rows = split_rows(path, _returned_lines(path), table_format(path) == ".csv")
+    return (row for row in rows if row[1])
+
+
+def _returned_lines(path: Path) -> Iterator[str]:
+    """Lines with their ends, which a lone carriage return is, too."""
+    for _, line in whole_lines(path, MAX_ROW):
+        if "\r" in line:
+            yield from io.StringIO(line, newline="")
+        else:
+            yield line
 
 
 def _find(

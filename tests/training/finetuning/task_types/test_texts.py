@@ -53,8 +53,8 @@ def written(out, kind, source, label="genre"):
     of, answers = CASES[kind][:2]
     asked = asked_of(kind, label)
     data = of.read_input(str(write(out.parent / "new.csv", source)), asked)
-    of.check_output(data, out, asked)
-    of.write_answers(out, answers, data, asked)
+    table = of.answer_table(data, out, asked)
+    out.write_bytes(table.header() + of.answer_lines(table, answers, data, asked))
     return read_rows(out)
 
 
@@ -96,8 +96,8 @@ def test_columns_of_one_name(tmp_path):
     new = write(tmp_path / "new.csv", ["plot,probabilities,predicted_probabilities", "a,1,2"])
     data = Classify().read_input(str(new), asked_of("classify"))
     with pytest.raises(ValueError, match="'probabilities' and 'predicted_probabilities': rename"):
-        Classify().check_output(data, tmp_path / "out.jsonl", asked_of("classify"))
-    Classify().check_output(data, tmp_path / "out.csv", asked_of("classify"))
+        Classify().answer_table(data, tmp_path / "out.jsonl", asked_of("classify"))
+    Classify().answer_table(data, tmp_path / "out.csv", asked_of("classify"))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_columns_of_one_name(tmp_path):
 def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kind, part):
     of, asked = CASES[kind][0], asked_of(kind, **part)
     data = of.read_input(str(write(tmp_path / "new.csv", ["plot", "a"])), asked)
-    of.check_output(data, tmp_path / "out.csv", asked)
+    of.answer_table(data, tmp_path / "out.csv", asked)
     with pytest.raises(ValueError, match=r"holds a tab .* end `out` in \.csv or \.jsonl"):
-        of.check_output(data, tmp_path / "out.tsv", asked)
+        of.answer_table(data, tmp_path / "out.tsv", asked)
 
 
 # --- scores ------------------------------------------------------------------------------------

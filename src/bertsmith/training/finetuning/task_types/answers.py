@@ -97,7 +97,7 @@ class AnswerQuestions(TaskType):
             raise ValueError("questions with their contexts are read from a file, not from '-'")
         if is_json(path):
             return read_questions(path, need_answers=False)
-        rows = read_rows(source, task)
+        rows = [row for _, row in read_rows(source, task)]
         return replace(read_question_rows(path, task, need_answers=False), rows=rows)
 
     def split_dev(self, data: Questions, share: float, seed: int) -> tuple[Questions, Questions]:

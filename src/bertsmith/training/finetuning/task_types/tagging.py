@@ -85,7 +85,7 @@ class Tag(TaskType):
         a sentence a line, split as `word_spans` does."""
         path, task, scheme = Path(source), model_task.task, classes_scheme(model_task.label_names)
         if source == "-" or file_suffix(path) == ".txt":
-            lines = text_lines(source, task.text)
+            lines = [line for _, line in text_lines(source, task.text)]
             if source == "-" or not has_columns(lines, model_task.label_names):
                 return running_text(lines, scheme, source)
         return read_sentences(path, False, scheme, (task.text, task.label))

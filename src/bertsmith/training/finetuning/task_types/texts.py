@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, TaskModel
 from bertsmith.tasks.answer_files import (
+    AnswerTable,
     answer_columns,
     answer_names,
     check_tsv,
@@ -97,9 +98,6 @@ class LabelType(TaskType):
             records.append(record)
         return records
 
-    def check_output(self, data: Any, out: Path, model_task: ModelTask) -> None:
-        answer_names(data.rows, self.columns(out, model_task), out)
-
 
 class TextType(LabelType):
     """A label for a text or a pair of texts."""
@@ -110,10 +108,16 @@ class TextType(LabelType):
         return read_examples(path, task, label_names)
 
     def read_input(self, source: str, model_task: ModelTask) -> Examples:
+        lines, rows = zip(*read_rows(source, model_task.task), strict=True)
+        return self.examples(source, list(lines), list(rows), model_task)
+
+    def examples(
+        self, source: str, lines: list[int], rows: list[dict[str, Any]], model_task: ModelTask
+    ) -> Examples:
+        """Some rows of an input, with their lines."""
         task = model_task.task
-        rows = read_rows(source, task)
         pairs = None if task.text_pair is None else [row[task.text_pair] for row in rows]
-        texts, lines = [row[task.text] for row in rows], list(range(1, len(rows) + 1))
+        texts = [row[task.text] for row in rows]
         return Examples(texts, pairs, None, model_task.label_names, source, lines, rows)
 
     def label_names(self, data: Examples) -> tuple[str, ...]:
@@ -132,26 +136,28 @@ class TextType(LabelType):
         """The entries that are added to each row, in the order of `columns`, which may be fewer."""
         raise NotImplementedError
 
-    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
-        """The values of `columns`."""
+    def cells(self, answer: dict[str, Any], is_json: bool) -> list[Any]:
+        """The values of `columns`; of a .jsonl if `is_json`."""
         return list(answer.values())
 
-    def check_output(self, data: Examples, out: Path, model_task: ModelTask) -> None:
-        super().check_output(data, out, model_task)
+    def answer_table(self, first: Examples, out: Path, model_task: ModelTask) -> AnswerTable:
+        """The table that `out` is to be. Errors: ValueError for one that could not be written."""
+        separator, columns = model_task.task.separator, self.columns(out, model_task)
+        table = AnswerTable(first.rows or [], columns, out, separator)
         if out.suffix == ".tsv":
-            between = {"separator": model_task.task.separator}
+            between = {"separator": separator}
             check_tsv([{"label": name, **between} for name in model_task.label_names], "label")
+        return table
 
-    def write_answers(
-        self, out: Path, answers: Labelled, data: Examples, model_task: ModelTask
-    ) -> None:
-        """Write the rows again, each with its answer at the end."""
-        assert data.rows is not None
-        columns, found = self.columns(out, model_task), []
+    def answer_lines(
+        self, table: AnswerTable, answers: Labelled, data: Examples, model_task: ModelTask
+    ) -> bytes:
+        """The rows again, each with its answer at the end."""
+        found = []
         for answer in self.label_fields(answers, model_task):
-            first, *more = self.cells(answer, out)
-            found.append(dict(zip(columns, [first, *map(rounded, more)], strict=False)))
-        write_rows(data.rows, found, out, model_task.task.separator)
+            first, *more = self.cells(answer, table.is_json)
+            found.append(dict(zip(table.columns, [first, *map(rounded, more)], strict=False)))
+        return table.lines(data.rows or [], found)
 
 
 class Classify(TextType):
@@ -301,9 +307,9 @@ class MultiLabel(TextType):
             more = [f"probability_{name}" for name in model_task.label_names]
         return answer_columns(model_task.task.label, more)
 
-    def cells(self, answer: dict[str, Any], out: Path) -> list[Any]:
+    def cells(self, answer: dict[str, Any], is_json: bool) -> list[Any]:
         labels, probabilities = answer.values()
-        return [labels, *([probabilities] if out.suffix == ".jsonl" else probabilities.values())]
+        return [labels, *([probabilities] if is_json else probabilities.values())]
 
     def to_json(self, answer: Any, model_task: ModelTask) -> list[str]:
         return [name for name, has in zip(model_task.label_names, answer, strict=True) if has]
@@ -325,7 +331,7 @@ class Choice(LabelType):
         """Rows with the columns of training."""
         if source == "-":
             raise ValueError("texts with their options are read from a file, not from '-'")
-        rows = read_rows(source, model_task.task)
+        rows = [row for _, row in read_rows(source, model_task.task)]
         return replace(read_choices(Path(source), model_task.task, need_labels=False), rows=rows)
 
     def num_outputs(self, label_names: Sequence[str]) -> int:
@@ -362,7 +368,7 @@ class Choice(LabelType):
         return str(answer)
 
     def check_output(self, data: ChoiceExamples, out: Path, model_task: ModelTask) -> None:
-        super().check_output(data, out, model_task)
+        answer_names(data.rows or [], self.columns(out, model_task), out)
         if out.suffix == ".tsv":  # options of a list are written by themselves
             check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
 
