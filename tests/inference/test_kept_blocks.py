@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.kept_blocks import kept_blocks, request_digest
-from bertsmith.training.engine import Engine
 
 SIZES = [2, 3, 1]
 
@@ -144,10 +143,10 @@ class Model:
     """Takes a precision, as a predictor does."""
 
     def __init__(self):
-        self.engine = Engine(torch.device("cpu"), "float32", 1)
+        self.processor = Processor("cpu", "float32", 1)
 
     def use_precision(self, precision):
-        self.engine = replace(self.engine, precision=precision)
+        self.processor = replace(self.processor, precision=precision)
 
 
 def test_work_that_goes_on_keeps_its_precision(tmp_path):
@@ -159,4 +158,4 @@ def test_work_that_goes_on_keeps_its_precision(tmp_path):
     with kept_blocks(out, "job", SIZES, "rows") as kept:
         kept.set_precision([then], pytest.fail)
         assert len(kept.arrays(block)) == len(SIZES)
-    assert then.engine.precision == "bf16"
+    assert then.processor.precision == "bf16"

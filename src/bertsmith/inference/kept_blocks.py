@@ -22,7 +22,7 @@ import numpy as np
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import locked_file, named_errors
-from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.checkpoints.stored import weight_files
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
@@ -60,7 +60,7 @@ class KeptBlocks:
             return
         for model in models:
             measure(model)
-        self._head["precisions"] = [model.engine.precision for model in models]
+        self._head["precisions"] = [model.processor.precision for model in models]
         self._file.truncate(0)
         self._file.write(json.dumps(self._head).encode() + b"\n")
 
