@@ -58,6 +58,16 @@ LIGHT = (
     "training.finetuning.search_space",
     "training.finetuning.request",
 )
+# What answers with our own engine; PyTorch comes with `inference.engines.pytorch`.
+ANSWERING = (
+    "checkpoints.reading",
+    "inference.predictor",
+    "inference.ensemble",
+    "inference.bulk",
+    "inference.embeddings.files",
+    "inference.embeddings.vectors",
+    "inference.fill",
+)
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
 MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
@@ -204,6 +214,12 @@ def test_a_folder_has_few_entries():
 def test_a_light_module_imports_nothing_heavy(module):
     (modules,) = imported(f"bertsmith.{module}", "sorted(sys.modules)")
     assert not HEAVY & set(modules)
+
+
+@pytest.mark.parametrize("module", ANSWERING)
+def test_what_answers_does_not_import_torch(module):
+    (modules,) = imported(f"bertsmith.{module}", "sorted(sys.modules)")
+    assert not {"torch", "pyarrow", "sklearn"} & set(modules)
 
 
 def imported(module, *values):

@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from bertsmith.base import processes
 from bertsmith.base.processes import keep_freed_memory, map_in_order, usable_cores
 
 from ..tiny import python, write
@@ -115,3 +116,17 @@ def test_another_c_library_keeps_its_own_ways(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
     monkeypatch.setattr(ctypes, "CDLL", None)  # not called
     keep_freed_memory()
+
+
+def test_threads_are_told_or_one_a_physical_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "usable_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert processes.computing_threads(tmp_path) == 4  # nothing tells of cores
+    for number, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings)
+    assert processes.computing_threads(tmp_path) == 2
+    for told, threads in (("3,1", 3), ("9", 4), ("0", 2), ("all", 2)):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert processes.computing_threads(tmp_path) == threads

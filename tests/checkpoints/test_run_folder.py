@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import config_file, load_model
-from bertsmith.checkpoints.run_folder import RunFolder, Snapshot, load_training_state, source_commit
+from bertsmith.checkpoints.run_folder import RunFolder, source_commit
+from bertsmith.checkpoints.snapshots import Snapshot, load_training_state, save_checkpoint
 from bertsmith.model.heads import PreTrainingModel
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -35,7 +36,7 @@ def save(run, pretrained, tokenizer):
         weights, state = pretrained.state_dict(), {"position": [step, 7]}
         entries = config_file(pretrained)
         snapshot = Snapshot(step, "of these tests", entries, weights, moments, state)
-        run.save_checkpoint(snapshot, tokenizer, keep_last, keep_at)
+        save_checkpoint(run, snapshot, tokenizer, keep_last, keep_at)
 
     return save
 
@@ -98,7 +99,7 @@ def test_a_disk_without_hard_links_gets_copies(run, save, monkeypatch):
 def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.checkpoints.run_folder.write_json", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.checkpoints.snapshots.write_json", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             save(2)
     assert names(run.checkpoints) == {STEP_1} and step_number(run.path) == 1
@@ -108,7 +109,8 @@ KILLED = """
 import os, signal, sys
 import bertsmith.base.files
 from bertsmith.checkpoints.model_folder import config_file, load_model
-from bertsmith.checkpoints.run_folder import RunFolder, Snapshot
+from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.checkpoints.snapshots import Snapshot, save_checkpoint
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -122,7 +124,7 @@ run = RunFolder(sys.argv[1])
 model = load_model(run.path, PreTrainingModel).model
 os.replace = killed_at_the_rename
 snapshot = Snapshot(2, "of these tests", config_file(model), model.state_dict(), {}, {})
-run.save_checkpoint(snapshot, Tokenizer.from_pretrained(run.path), 2, ())
+save_checkpoint(run, snapshot, Tokenizer.from_pretrained(run.path), 2, ())
 """
 
 
@@ -140,7 +142,7 @@ def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
 def test_without_a_manifest_a_checkpoint_is_half_written(run, save, monkeypatch):
     save(1)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("bertsmith.checkpoints.run_folder.write_manifest", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.checkpoints.snapshots.write_manifest", lambda *_: 1 / 0)
         save(2)
     assert names(run.checkpoints) == {STEP_1, STEP_2}
     assert run.latest().name == STEP_1 and step_number(run.path) == 1

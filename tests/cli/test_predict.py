@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
 
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli import predict as fill_command
@@ -16,6 +15,7 @@ from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.inference.answers import FillCandidate
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig, config_for
@@ -23,7 +23,6 @@ from bertsmith.model.heads import SequenceClassifier, SpanPredictor
 from bertsmith.tasks import answer_files
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.task import find_task
-from bertsmith.training.engine import Engine
 
 from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
 
@@ -233,7 +232,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
 
     class Echo:
         folder = reviews
-        engine = Engine(torch.device("cpu"), "float32", 1)
+        processor = Processor("cpu", "float32", 1)
 
         def resolve_precision_for(self, features):
             assert features is rows

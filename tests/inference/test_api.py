@@ -211,7 +211,8 @@ def test_features_are_those_of_the_hidden_states(runs):
     assert vectors.shape == (3, 3, 16) and vectors.dtype == np.float32
     rows = model.tokenizer.rows(["the cats sat"])
     with torch.inference_mode():
-        states = model.encoder(torch.from_numpy(rows.ids)[None], all_layers=True)
+        encoder = model.pytorch("BareModel").model.encoder
+        states = encoder(torch.from_numpy(rows.ids)[None], all_layers=True)
     expected = torch.stack([s[0] for s in states], dim=1)
     np.testing.assert_allclose(vectors, expected[[1, 2, 4]], atol=1e-5)  # cat ##s: the first piece
     pieces = model.features(["the cats sat", "", ["a", "mat"]], layers="0,1", align="pieces")

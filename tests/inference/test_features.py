@@ -3,6 +3,7 @@
 import errno
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pyarrow
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 
 import bertsmith
 from bertsmith.inference.features import Extraction, extract_features, parse_layers
@@ -218,9 +220,11 @@ def test_what_extraction_refuses(tmp_path, folder, text_file):
 
 
 def test_a_value_too_large_for_float16_is_refused(tmp_path, folder, text_file):
-    predictor = bertsmith.load(folder)
-    with torch.no_grad():
-        predictor.encoder.layers[-1].output_norm.bias += 1e5
+    shutil.copytree(folder, large := tmp_path / "large")
+    weights = load_file(large / "model.safetensors")
+    weights[f"bert.encoder.layer.{NUM_LAYERS - 1}.output.LayerNorm.bias"] += 1e5
+    save_file(weights, large / "model.safetensors")
+    predictor = bertsmith.load(large)
     words, extraction = read_words(text_file), Extraction(predictor.config)
     with pytest.raises(ValueError, match="a value of 1000.* does not fit float16"):
         extract_features(predictor, *words, extraction, tmp_path / "out")

@@ -18,6 +18,7 @@ from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.training import checkpointing
 from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.run import pretrain
@@ -68,16 +69,16 @@ def refusing(number, path="a file"):
 
 def full_at(step, monkeypatch, name="write_tensors"):
     """A disk without room for a file of the checkpoint of this step."""
-    real = RunFolder.save_checkpoint
+    real = checkpointing.save_checkpoint
 
-    def save(self, snapshot, *given):
+    def save(run, snapshot, *given):
         if snapshot.step != step:
-            return real(self, snapshot, *given)
+            return real(run, snapshot, *given)
         with monkeypatch.context() as patch:
-            patch.setattr(f"bertsmith.checkpoints.run_folder.{name}", refusing(errno.ENOSPC))
-            return real(self, snapshot, *given)
+            patch.setattr(f"bertsmith.checkpoints.snapshots.{name}", refusing(errno.ENOSPC))
+            return real(run, snapshot, *given)
 
-    monkeypatch.setattr(RunFolder, "save_checkpoint", save)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", save)
 
 
 @pytest.mark.parametrize("name", ["write_tensors", "write_manifest"])
@@ -108,7 +109,7 @@ def test_a_disk_that_is_full_at_the_last_or_first_checkpoint(train, monkeypatch,
 
 
 def test_another_fault_of_the_disk_has_another_remedy(train, monkeypatch):
-    monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refusing(errno.EIO))
+    monkeypatch.setattr("bertsmith.checkpoints.snapshots.write_tensors", refusing(errno.EIO))
     with pytest.raises(OSError, match="^a file: Input/output error: .*: mend that, then resume"):
         train()
 
@@ -128,7 +129,7 @@ def test_the_error_comes_with_the_next_step(train, monkeypatch):
         refusing(errno.ENOSPC)()
 
     before_steps(monkeypatch, note)
-    monkeypatch.setattr("bertsmith.checkpoints.run_folder.write_tensors", refuse)
+    monkeypatch.setattr("bertsmith.checkpoints.snapshots.write_tensors", refuse)
     with pytest.raises(OSError, match="checkpoint of step 4"):
         train()
     assert steps == list(range(5))
@@ -147,14 +148,14 @@ def test_the_error_of_a_step_goes_before_that_of_the_disk(train, monkeypatch, ca
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(train, whole, monkeypatch):
     after_six = threading.Event()
-    real_save = RunFolder.save_checkpoint
+    real_save = checkpointing.save_checkpoint
 
-    def save(self, snapshot, *given):
+    def save(run, snapshot, *given):
         assert after_six.wait(60)  # the first checkpoint, of step 4, is written after six steps
-        return real_save(self, snapshot, *given)
+        return real_save(run, snapshot, *given)
 
     at_step(6, monkeypatch, after_six.set)
-    monkeypatch.setattr(RunFolder, "save_checkpoint", save)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", save)
     slow = train("slow", keep_checkpoints=3).folder
     assert_same_run(whole, slow)
     for checkpoint, step in zip(RunFolder(slow).saved(), (4, 8, 12), strict=True):
@@ -167,16 +168,16 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(train, w
 
 
 def test_a_signal_while_the_last_checkpoint_is_written_lets_it_be(train, tmp_path, monkeypatch):
-    real = RunFolder.save_checkpoint
+    real = checkpointing.save_checkpoint
 
-    def save(self, snapshot, *given):
+    def save(run, snapshot, *given):
         if snapshot.step == 12:
             time.sleep(0.2)  # until the main thread waits
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)
-        return real(self, snapshot, *given)
+        return real(run, snapshot, *given)
 
-    monkeypatch.setattr(RunFolder, "save_checkpoint", save)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", save)
     assert train().steps == 12
     assert RunFolder(tmp_path / "run").latest().name == "step-00000012"
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
@@ -37,6 +38,19 @@ def usable_cores(quotas: Path = QUOTAS) -> int:
     if limit != "max" and int(limit) > 0:
         cores = min(cores, math.ceil(int(limit) / int(period)))
     return max(1, cores)
+
+
+def computing_threads(topology: Path = TOPOLOGY) -> int:
+    """Threads to compute with, as PyTorch counts: OMP_NUM_THREADS, else one a physical core.
+
+    At most one a usable core.
+    """
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if told.isdecimal() and int(told):
+        return min(int(told), usable_cores())
+    siblings = [*topology.glob("cpu[0-9]*/topology/thread_siblings_list")]
+    physical = {path.read_text() for path in siblings}  # the same text for all threads of a core
+    return min(len(physical) or usable_cores(), usable_cores())
 
 
 @contextmanager

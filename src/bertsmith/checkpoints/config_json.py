@@ -7,6 +7,7 @@ wrong without a word.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,23 @@ ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we wr
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
 }
+KINDS = {  # architecture: our class of model/heads.py, or lstm.py
+    "BertForPreTraining": "PreTrainingModel",
+    "BertForMaskedLM": "PreTrainingModel",  # without pooler and next-sentence head
+    "BertLMHeadModel": "PreTrainingModel",  # the same of a causal model
+    "BertForSequenceClassification": "SequenceClassifier",
+    "BertForMultipleChoice": "OptionScorer",
+    "BertForTokenClassification": "TokenClassifier",
+    "BertForFrozenTagging": "FrozenTagger",  # a name of ours
+    "BertForQuestionAnswering": "SpanPredictor",
+    "BertModel": "BareModel",
+    "ElectraForPreTraining": "ReplacedTokenDetector",
+}  # of the others there is one of each `CLASS_PREFIX`
+TASK_KINDS = (
+    *("SequenceClassifier", "OptionScorer", "TokenClassifier", "FrozenTagger", "SpanPredictor"),
+)
+TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a task's model adds
+OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
 OWN_TYPE = "bertsmith"  # the model_type of what transformers' BERT cannot compute
 OWN_SETTINGS = "model"  # where its config.json has them, under our names
 
@@ -145,6 +163,18 @@ def _values(path: Path, model_type: str, stored: dict[str, Any]) -> dict[str, An
     if values.get("pad_id", 0) is None:
         del values["pad_id"]
     return values
+
+
+def model_kind(folder: Path) -> str:
+    """The name of the class of a folder's model; "BareModel" when its head is not one of ours."""
+    stored = read_stored_config(folder).get("architectures")
+    names = stored if isinstance(stored, list) else []
+    for name in map(str, names):
+        as_bert = re.sub(rf"^({'|'.join((OWN_PREFIX, *CLASS_PREFIX.values()))})", "Bert", name)
+        for known in (name, as_bert):
+            if known in KINDS:
+                return KINDS[known]
+    return "BareModel"
 
 
 def label_names(folder: Path) -> list[str]:

@@ -25,7 +25,6 @@ from bertsmith.checkpoints.model_folder import (
     beyond_transformers,
     config_file,
     copy_similarity_training,
-    folder_tensors,
     load_model,
     model_class,
     whole_tokenizer,
@@ -33,7 +32,8 @@ from bertsmith.checkpoints.model_folder import (
     write_model,
 )
 from bertsmith.checkpoints.names import REDUNDANT, spelled
-from bertsmith.checkpoints.tensors import WEIGHTS, read_tensors, write_tensors
+from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
+from bertsmith.checkpoints.tensors import read_tensors, write_tensors
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.lstm import FrozenTagger
 from bertsmith.text.tokenizer.tokenizer import Tokenizer

@@ -21,25 +21,35 @@ from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
+    KINDS,
+    OWN_PREFIX,
+    TASK_HEADS,
     config_entries,
-    config_path,
+    model_kind,
     read_config,
-    read_stored_config,
 )
-from bertsmith.checkpoints.names import REDUNDANT, TIED_MATRIX, canonical, spelled
+from bertsmith.checkpoints.names import REDUNDANT, spelled
+from bertsmith.checkpoints.reading import load_tokenizer
+from bertsmith.checkpoints.stored import (
+    WEIGHTS,
+    StoredTensor,
+    check_layers,
+    check_shapes,
+    check_tied,
+    folder_tensors,
+    head_size,
+    not_finite,
+    not_made_for,
+)
 from bertsmith.checkpoints.tensorflow.google import (
     GOOGLE_CONFIG,
     PREFIX,
     google_config_entries,
 )
 from bertsmith.checkpoints.tensors import (
-    WEIGHTS,
-    StoredTensor,
     from_hugging_face,
     read_tensors,
-    stored_tensors,
     to_hugging_face,
-    weight_files,
     write_google_checkpoint,
     write_tensors,
 )
@@ -59,23 +69,15 @@ from bertsmith.model.lstm import FrozenTagger
 from bertsmith.text.tokenizer.files import added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-ARCHITECTURES: dict[str, type[nn.Module]] = {
-    "BertForPreTraining": PreTrainingModel,
-    "BertForMaskedLM": PreTrainingModel,  # without pooler and next-sentence head
-    "BertLMHeadModel": PreTrainingModel,  # the same of a causal model
-    "BertForSequenceClassification": SequenceClassifier,
-    "BertForMultipleChoice": OptionScorer,
-    "BertForTokenClassification": TokenClassifier,
-    "BertForFrozenTagging": FrozenTagger,  # a name of ours
-    "BertForQuestionAnswering": SpanPredictor,
-    "BertModel": BareModel,
-    "ElectraForPreTraining": ReplacedTokenDetector,
-}  # of the others there is one of each `CLASS_PREFIX`
+TASK_CLASSES: dict[str, type[TaskModel]] = {
+    kind.__name__: kind
+    for kind in (SequenceClassifier, OptionScorer, TokenClassifier, FrozenTagger, SpanPredictor)
+}
+CLASSES: dict[str, type[nn.Module]] = {
+    **TASK_CLASSES,
+    **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector)},
+}
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
-TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a `TaskModel` adds
-OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
-ENCODER = ("bert.embeddings.", "bert.encoder.")
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -89,21 +91,8 @@ class LoadedModel(Generic[Model]):
 
 
 def model_class(folder: Path) -> type[nn.Module]:
-    """The class of the model in a folder; `BareModel` when its head is not one of ours."""
-    stored = read_stored_config(folder).get("architectures")
-    names = stored if isinstance(stored, list) else []
-    for name in map(str, names):
-        as_bert = re.sub(rf"^({'|'.join((OWN_PREFIX, *CLASS_PREFIX.values()))})", "Bert", name)
-        for known in (name, as_bert):
-            if known in ARCHITECTURES:
-                return ARCHITECTURES[known]
-    return BareModel
-
-
-def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Canonical name -> tensor of a folder. Errors: as `weight_files`."""
-    files = weight_files(folder)
-    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+    """The class of the model in a folder; see `model_kind`."""
+    return CLASSES[model_kind(folder)]
 
 
 def load_model(
@@ -126,24 +115,21 @@ def load_model(
     """
     config = replace(read_config(folder), **changes)
     stored = usable = folder_tensors(folder)
-    _check_layers(folder, config, stored)
+    check_layers(folder, config, stored)
     arguments: list[Any] = [config]
     if issubclass(kind, TaskModel):
-        # heads of different tasks have the same name, so the architecture must be the right one
-        found, heads = model_class(folder), [n for n in stored if n.startswith(TASK_HEADS)]
-        outputs = stored[heads[0]].shape[0] if heads and found is kind else None
+        outputs = head_size(folder, stored, kind.__name__)
         if num_outputs is None and outputs is None:
-            asked = "fine-tuned classifier" if kind is SequenceClassifier else kind.__name__
-            but = f" but a {found.__name__}" if issubclass(found, TaskModel) else ""
-            raise ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
+            raise not_made_for(folder, kind.__name__)
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
-            usable = {name: stored[name] for name in stored if name not in heads}
+            usable = {n: stored[n] for n in stored if not n.startswith(TASK_HEADS)}
         arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
         wanted = to_hugging_face(kind(*arguments).state_dict())
-    _check_tensors(folder, config, wanted, usable)
+    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    check_shapes(folder, config, shapes, usable)
     if kind is PreTrainingModel:
-        _check_tied(stored)
+        check_tied(stored)
 
     with WithoutInitialization():
         model = kind(*arguments)
@@ -160,54 +146,11 @@ def load_model(
     return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
 
 
-def _check_layers(folder: Path, config: ModelConfig, stored: dict[str, StoredTensor]) -> None:
-    # before a model is built even as shapes, since a damaged number of layers could be any
-    matches = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in stored)
-    layers = {int(match[1]) for match in matches if match}
-    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
-        raise ValueError(
-            f"{folder}: {config_path(folder).name} says {config.num_layers} layers, but the "
-            f"weights hold {len(layers)}"
-        )
-
-
-def _check_tensors(
-    folder: Path,
-    config: ModelConfig,
-    wanted: dict[str, Tensor],
-    usable: dict[str, StoredTensor],
-) -> None:
-    for name, tensor in wanted.items():
-        if name not in usable:
-            if name.startswith(ENCODER):
-                theirs = spelled(name, CLASS_PREFIX[config.family])
-                raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
-        elif (found := usable[name]).shape != tuple(tensor.shape):
-            raise ValueError(
-                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by "
-                f"{config_path(folder).name} it should have {list(tensor.shape)}"
-            )
-
-
 def _check_finite(stored: dict[str, StoredTensor], tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         # NaN is both the smallest and the largest number; this reads once and writes nothing
         if not torch.stack(tensor.aminmax()).isfinite().all():
-            raise ValueError(
-                f"{stored[name].file}: '{stored[name].name}' holds NaN or infinity: take an earlier"
-                " checkpoint, or copy or download the model again"
-            )
-
-
-def _check_tied(stored: dict[str, StoredTensor]) -> None:
-    if TIED_MATRIX in stored:
-        pair = [stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]]
-        token, output = read_tensors(pair)
-        if not torch.equal(token, output):
-            raise ValueError(
-                f"{pair[1].file}: '{pair[1].name}' differs from the token embedding, to "
-                "which bertsmith ties it"
-            )
+            raise not_finite(stored[name])
 
 
 def save_model(
@@ -277,7 +220,7 @@ def config_file(
     problem_type: str | None = None,
     exclude: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The entries of the config.json of a model, which is one of `ARCHITECTURES`.
+    """The entries of the config.json of a model, whose class is one of `CLASSES`.
 
     label_names   a fine-tuned model's classes in the order of its outputs
     extra_config  goes under "bertsmith": transformers has no place for it
@@ -285,9 +228,10 @@ def config_file(
     exclude       names of tensors that are not stored
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
-    kinds = {kind: name for name, kind in reversed(ARCHITECTURES.items())}
+    architectures = {kind: name for name, kind in reversed(KINDS.items())}
     # a sharded model's class is made of the model's own (training/ranks.py)
-    architecture = next(kinds[kind] for kind in type(model).__mro__ if kind in kinds)
+    names = [kind.__name__ for kind in type(model).__mro__ if kind in CLASSES.values()]
+    architecture = architectures[names[0]]
     if architecture == "BertForPreTraining" and (
         "nsp.weight" in exclude or config.family != "bert"
     ):
@@ -315,17 +259,6 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
     options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
     return options + ["a class read at the last token"] * reads_last
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder. Errors: ValueError for more pieces than the model has."""
-    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
-    if len(tokenizer.vocabulary) > rows:
-        raise ValueError(
-            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: take the model's own tokenizer: pieces were perhaps added to it alone"
-        )
-    return tokenizer
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:

@@ -16,7 +16,6 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-PICKLED = ".bin"
 REMEDY = "take the model as safetensors"
 DAMAGED = (  # of a reader that believes the file's every word
     *(UnpicklingError, zipfile.BadZipFile, struct.error, EOFError, UnicodeDecodeError),

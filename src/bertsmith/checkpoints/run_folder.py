@@ -19,22 +19,17 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import (
     atomic_file,
-    atomic_folder,
     fault_point,
     locked_file,
-    read_json,
     read_json_object,
     read_sealed_json,
     remove_folder,
@@ -43,9 +38,9 @@ from bertsmith.base.files import (
     write_sealed_json,
 )
 from bertsmith.checkpoints.config_json import CONFIG_FILE
-from bertsmith.checkpoints.model_folder import write_model
-from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FORMAT = 2  # of run.json and manifest.json
 SETTINGS_FILE = "run.json"
@@ -57,18 +52,6 @@ MANIFEST_FILE = "manifest.json"
 # what a run would write over, were it begun among the user's own files
 WRITTEN = ("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "model.safetensors")
 NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The content of a checkpoint: tensors on the CPU that nothing changes any more, and JSON."""
-
-    step: int
-    identity: str  # the run's; checkpoints of runs with another cannot take this one's place
-    config: dict[str, Any]  # the entries of config.json
-    weights: Mapping[str, Tensor]  # by our names
-    optimizer: Mapping[str, Tensor]
-    state: Mapping[str, Any]
 
 
 class CorruptCheckpoint(ValueError):
@@ -96,11 +79,6 @@ def step_number(checkpoint: Path) -> int:
     600
     """
     return int(checkpoint.name.removeprefix("step-"))
-
-
-def load_training_state(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(optimizer tensors, state with "step") of a checkpoint. Errors: ValueError for damage."""
-    return read_tensor_file(checkpoint / OPTIMIZER_FILE), read_json(checkpoint / STATE_FILE)
 
 
 def describe(
@@ -222,36 +200,6 @@ class RunFolder:
         """Read result.json. Errors: ValueError when it is absent or damaged."""
         return self._read(RESULT_FILE, "so the run has not ended")
 
-    def save_checkpoint(
-        self,
-        snapshot: Snapshot,
-        tokenizer: Tokenizer,
-        keep_checkpoints: int,
-        keep_steps: Collection[int],
-    ) -> None:
-        """Write a checkpoint, make it the run's own model, and delete older ones.
-
-        The newest `keep_checkpoints` stay, and those of the steps `keep_steps`. A kill or full disk
-        leaves the checkpoints of before (but one of the same step), or those and this one.
-        """
-        assert keep_checkpoints >= 1 and 0 <= snapshot.step < 10**8, (
-            keep_checkpoints,
-            snapshot.step,
-        )
-        self._remove_leftovers()
-        path = self.checkpoints / f"step-{snapshot.step:08d}"
-        with atomic_folder(path) as temporary:
-            write_model(temporary, tokenizer, snapshot.config, snapshot.weights)
-            write_tensors(temporary / OPTIMIZER_FILE, snapshot.optimizer)
-            write_json(temporary / STATE_FILE, {"step": snapshot.step, **snapshot.state})
-        fault_point("checkpoint-renamed")
-        write_manifest(path, {"step": snapshot.step, "identity": snapshot.identity})
-        self.publish(path)
-        older = [old for old in self.saved() if step_number(old) <= snapshot.step]
-        for old in older[:-keep_checkpoints]:
-            if step_number(old) not in keep_steps:
-                remove_folder(old)
-
     def saved(self) -> list[Path]:
         """The checkpoints with a manifest, oldest first; their bytes are not verified."""
         return [path for path in self._folders() if (path / MANIFEST_FILE).exists()]
@@ -284,7 +232,7 @@ class RunFolder:
 
         What was skipped is renamed, so that `keep_checkpoints` does not count it; leftovers go.
         """
-        self._remove_leftovers()
+        self.clear_leftovers()
         for path, _ in skipped:
             if path.exists():
                 aside = path.with_name(f"skipped-{path.name}")
@@ -311,8 +259,8 @@ class RunFolder:
             raise ValueError(f"{self.path}: no {name}, {meaning}")
         return read_json_object(path)
 
-    def _remove_leftovers(self) -> None:
-        # only the writer of a run does this, never a reader
+    def clear_leftovers(self) -> None:
+        """Remove what a kill left half-written; only the writer of a run does this."""
         for folder in (self.path, self.checkpoints):
             remove_leftovers(folder)
         for half in set(self._folders()) - set(self.saved()):

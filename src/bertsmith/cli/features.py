@@ -159,7 +159,7 @@ class _Scaled:
     normalizes: bool
 
     def __iter__(self) -> Iterator[tuple[Sequence[str], np.ndarray]]:
-        from bertsmith.training.finetuning.hidden_states import unit_length
+        from bertsmith.tasks.vectors import unit_length
 
         for texts, part in self.vectors.with_texts():
             if self.whitening:
@@ -298,7 +298,8 @@ class Search(Answering):
 
 
 def run_search(settings: Search) -> None:
-    from bertsmith.inference.embeddings.search import QUERIES, StoredVectors, search
+    from bertsmith.inference.embeddings.search import QUERIES, search
+    from bertsmith.inference.embeddings.vector_files import StoredVectors
     from bertsmith.tasks.answer_files import is_text, read_texts
 
     if (settings.query is None) == (settings.queries is None):
@@ -330,7 +331,7 @@ def run_search(settings: Search) -> None:
 
 def _queries(settings: Search) -> tuple[list[str], np.ndarray]:
     """The names and the vectors of the queries."""
-    from bertsmith.inference.embeddings.search import read_queries
+    from bertsmith.inference.embeddings.vector_files import read_queries
     from bertsmith.tasks.answer_files import is_text, read_texts
 
     file = settings.queries
@@ -445,8 +446,8 @@ class FeaturesNer(FrozenSettings):
 def run_features_ner(settings: FeaturesNer) -> None:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.checkpoints.model_folder import load_tokenizer
-    from bertsmith.checkpoints.tensors import weight_files
+    from bertsmith.checkpoints.reading import load_tokenizer
+    from bertsmith.checkpoints.stored import weight_files
     from bertsmith.tasks.tagging.summary import case_warning
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest

@@ -351,13 +351,13 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     from bertsmith.training.pretraining.settings import PretrainSettings
     from bertsmith.training.pretraining.task import rows_per_forward
 
-    loaded, vocabulary = predictor.language_model, predictor.tokenizer.vocabulary
+    loaded, vocabulary = predictor.pytorch("PreTrainingModel"), predictor.tokenizer.vocabulary
     store = bertsmith.TokenStore.open(data)
     store.check_tokenizer(predictor.tokenizer, predictor.folder)
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
-    phase, engine = settings.phases()[-1], predictor.engine
+    phase, engine = settings.phases()[-1], predictor.processor.engine()
     stream = eval_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.eval_rows)
     at_once = rows_per_forward(settings, phase, engine, loaded.model.config)

@@ -27,7 +27,7 @@ import numpy as np
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_file, fault_point, locked_file, named_errors
 from bertsmith.base.terminal import Progress
-from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.checkpoints.stored import weight_files
 from bertsmith.tasks.answer_files import read_rows
 from bertsmith.text.readers.tables import count_rows
 from bertsmith.training.finetuning.task_types.texts import TextType
@@ -116,7 +116,7 @@ class KeptParts:
             return
         for model in models:
             measure(model)
-        self._head["precisions"] = [model.engine.precision for model in models]
+        self._head["precisions"] = [model.processor.precision for model in models]
         self._file.truncate(0)
         self._file.write(json.dumps(self._head).encode() + b"\n")
 

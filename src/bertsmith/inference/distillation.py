@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.terminal import Progress
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.predictor import Predictor, listed
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.task import Task
@@ -47,7 +48,8 @@ class Teacher:
                 f"`teacher={str(folder)!r}`: a model of kind '{task.task_type}' cannot be taught:"
                 f" its outputs are of tokens, not of texts; for {', '.join(TAUGHT)}"
             )
-        predictor = Predictor(folder, engine)
+        processor = Processor(str(engine.device), engine.precision, engine.threads)
+        predictor = Predictor(folder, processor)
         own = predictor.model_task
         of_texts = isinstance(TASK_TYPES[task.task_type], TextType)
         trouble = None
@@ -66,7 +68,7 @@ class Teacher:
             trouble = f"it reads {read}, but the task has {has}"
         if trouble:
             raise ValueError(f"`teacher={str(folder)!r}`: {trouble}")
-        _ = predictor.task_model  # a head that does not fit is refused now
+        predictor.open(predictor.task_kind)  # a head that does not fit is refused now
         return cls(predictor, ModelTask(task, tuple(label_names), own.encoding))
 
     def outputs(self, data: Any) -> np.ndarray:

@@ -24,6 +24,7 @@ import numpy as np
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import Runner
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
@@ -31,9 +32,8 @@ from bertsmith.tasks.tagging.features import featurize_sentences
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import EncodingSettings
+from bertsmith.tasks.vectors import float16_file
 from bertsmith.text.tokenizer.rows import concatenated_ranges
-from bertsmith.training.engine import Engine
-from bertsmith.training.finetuning.hidden_states import float16_file
 
 FORMAT = 1
 INDEX, VECTORS, BOUNDARIES = "index.json", "vectors.npy", "boundaries.npy"
@@ -143,10 +143,10 @@ def word_vectors(
 def _resolve_precision(model: Runner, features: Features, layers: Sequence[int]) -> None:
     """By the states of all tokens of some rows."""
 
-    def states(engine: Engine, rows: np.ndarray) -> np.ndarray:
+    def states(processor: Processor, rows: np.ndarray) -> np.ndarray:
         sample = features.of_rows(rows)
         positions = np.arange(len(sample.ids))
-        found = list(model.states_at(sample, positions, layers, engine=engine))
+        found = list(model.states_at(sample, positions, layers, processor=processor))
         order = np.argsort(np.concatenate([taken for taken, _ in found]))
         return np.concatenate([np.concatenate(batch, axis=1) for _, batch in found])[order]
 

@@ -20,20 +20,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from bertsmith.inference.answers import FillCandidate
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
-from bertsmith.text.tokenizer.tokenizer import Tokenizer, as_texts
-from bertsmith.training.engine import Engine
-from bertsmith.training.replicas import computed, row_batches
+from bertsmith.inference.engines.runner import Runner
+from bertsmith.tasks.features import Features
+from bertsmith.text.tokenizer.rows import concatenated_ranges
+from bertsmith.text.tokenizer.tokenizer import as_texts
 
 MASK = "[MASK]"
 NEVER_ANSWERS = re.compile(r"\[(PAD|CLS|SEP|MASK|unused\d+)\]")
 BEAM = 20  # fillings that the search goes on with, or as many as are asked for
-BATCH_TOKENS = 1024  # each masked position among them costs a row of the vocabulary's size
 MAX_COMBINATIONS = 64  # of the masks' numbers of pieces; each is a search of its own
 
 Word = tuple[np.ndarray, int, int]
@@ -46,17 +42,17 @@ class MaskFiller:
     P is the number of masks in a row, V the size of the model's table of pieces.
     """
 
-    def __init__(self, model: PreTrainingModel, tokenizer: Tokenizer, engine: Engine) -> None:
+    def __init__(self, model: Runner) -> None:
         assert not model.config.causal
-        self.model, self.tokenizer, self.engine = model, tokenizer, engine
+        self.model, self.tokenizer = model, model.tokenizer
 
     @functools.cached_property
-    def answers(self) -> Tensor:
+    def answers(self) -> np.ndarray:
         """bool [V]: the pieces that are offered, not [PAD], [CLS], [SEP], [MASK] and [unused]."""
-        offered = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
+        offered = np.zeros(self.model.config.vocab_size, bool)
         for number, piece in enumerate(self.tokenizer.vocabulary.pieces):
             offered[number] = not NEVER_ANSWERS.fullmatch(piece)
-        return offered.to(self.engine.device)
+        return offered
 
     def pieces(self, texts: Sequence[str], top: int = 5) -> list[list[list[FillCandidate]]]:
         """The `top` likeliest pieces at each [MASK] by itself: see `Predictor.fill`."""
@@ -66,12 +62,10 @@ class MaskFiller:
         found: list[list[list[FillCandidate]]] = [[] for _ in texts]
         rows, positions = [row for row, _ in encoded], [masks for _, masks in encoded]
         for number, scores_PV in self.log_probabilities(rows, positions):
-            best = scores_PV.masked_fill(~self.answers, -torch.inf).topk(top)
+            values_PK, ids_PK = best(np.where(self.answers, scores_PV, -np.inf), top)
             found[number] = [
                 [FillCandidate(names[k], k, value) for k, value in zip(ids, values, strict=True)]
-                for ids, values in zip(
-                    best.indices.tolist(), best.values.exp().tolist(), strict=True
-                )
+                for ids, values in zip(ids_PK.tolist(), np.exp(values_PK).tolist(), strict=True)
             ]
         return found
 
@@ -85,7 +79,7 @@ class MaskFiller:
         _check_top(top)
         row, masks = self.row(text)
         names = self.tokenizer.vocabulary.pieces
-        allowed_PV = self.answers.expand(len(masks), -1)
+        allowed_PV = np.tile(self.answers, (len(masks), 1))
         return [
             {
                 "tokens": [names[piece] for piece in filling],
@@ -123,7 +117,7 @@ class MaskFiller:
         return row, 1 + ends + np.cumsum(sizes) - sizes
 
     def search(
-        self, row: np.ndarray, positions: np.ndarray, allowed_PV: Tensor, width: int
+        self, row: np.ndarray, positions: np.ndarray, allowed_PV: np.ndarray, width: int
     ) -> list[tuple[tuple[int, ...], float]]:
         """Beam search over the pieces at the masked `positions` [P] of a row.
 
@@ -145,13 +139,11 @@ class MaskFiller:
             open_positions = [positions[places] for places in masks]
             for number, scores_OV in self.log_probabilities(rows, open_positions):
                 state, places = states[number], masks[number]
-                scores_OV = scores_OV.masked_fill(~allowed_PV[places], -torch.inf)
-                best = scores_OV.topk(min(width, scores_OV.shape[1]))
-                surest = int(best.values[:, 0].argmax())
-                place = places[surest]
-                for piece, value in zip(
-                    best.indices[surest].tolist(), best.values[surest].tolist(), strict=True
-                ):
+                allowed_OV = np.where(allowed_PV[places], scores_OV, -np.inf)
+                values_OK, pieces_OK = best(allowed_OV, width)
+                surest = int(values_OK[:, 0].argmax())
+                place, pieces = places[surest], pieces_OK[surest].tolist()
+                for piece, value in zip(pieces, values_OK[surest].tolist(), strict=True):
                     if value > -np.inf:
                         filled = (*state[:place], piece, *state[place + 1 :])
                         total = beam[state] + value
@@ -161,41 +153,35 @@ class MaskFiller:
 
     def log_probabilities(
         self, rows: Sequence[np.ndarray], positions: Sequence[np.ndarray]
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """(k, log-probabilities float32 [P, V] at `positions[k]` of row k) for all rows.
 
-        They come in the order of the rows' lengths, and are not kept.
+        They come in any order, and are not kept.
         """
         if not rows:
-            return
-        pad_id, tensor = self.tokenizer.vocabulary.pad_id, self.engine.tensor
-        lengths = np.array([len(row) for row in rows])
-        boundaries = np.concatenate([[0], np.cumsum(lengths)])
-        ids = np.concatenate(rows)
-
-        def scores_of(chosen: np.ndarray) -> Tensor:
-            width = int(lengths[chosen].max())
-            input_ids = tensor(pad(ids, boundaries, chosen, width, pad_id))
-            is_full = (lengths[chosen] == width).all()
-            wanted = np.zeros((len(chosen), max(len(positions[k]) for k in chosen)), np.int64)
-            for place, k in enumerate(chosen):
-                wanted[place, : len(positions[k])] = positions[k]
-            logits = self.model(
-                input_ids,
-                torch.zeros_like(input_ids),
-                None if is_full else tensor(lengths[chosen]),
-                tensor(wanted),
-            ).mlm_logits
-            return logits.float().log_softmax(dim=-1).unflatten(0, wanted.shape)
-
-        batches = row_batches(self.engine, lengths, BATCH_TOKENS)
-        scores = computed(self.engine, scores_of, batches)
-        for chosen, scores_BPV in zip(batches, scores, strict=True):
-            for place, k in enumerate(chosen.tolist()):
-                yield k, scores_BPV[place, : len(positions[k])]
+            return iter(())
+        boundaries = np.cumsum([0, *map(len, rows)])
+        ids = np.concatenate(rows).astype(np.int32)
+        max_length = self.model.config.max_positions
+        features = Features(ids, np.zeros_like(ids), boundaries, None, max_length, 0)
+        places = [own + begin for own, begin in zip(positions, boundaries, strict=False)]
+        return self.model.log_probabilities(features, np.concatenate(places))
 
 
 OPEN = -1  # in place of a piece: not filled yet
+
+
+def best(scores_PV: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `top` largest of each row, or all: (values, columns) [P, K], the largest first.
+
+    >>> best(np.array([[0.1, 0.7, 0.2]]), 2)[1]
+    array([[1, 2]])
+    """
+    top = min(top, scores_PV.shape[1])
+    columns = np.argpartition(-scores_PV, top - 1, axis=1)[:, :top]
+    values = np.take_along_axis(scores_PV, columns, axis=1)
+    order = np.lexsort((columns, -values), axis=1)  # of equal ones the first piece
+    return np.take_along_axis(values, order, axis=1), np.take_along_axis(columns, order, axis=1)
 
 
 def _check_top(top: int) -> None:
@@ -305,13 +291,11 @@ def _search(
 ) -> list[list[list[int]]]:
     """The likeliest words of counts[k] pieces at the k-th [MASK]: lists of the words' pieces."""
     vocabulary = filler.tokenizer.vocabulary
-    rest = torch.zeros_like(filler.answers)
-    rest[: len(vocabulary)] = torch.from_numpy(vocabulary.continuation.copy()).to(rest.device)
+    rest = np.zeros_like(filler.answers)
+    rest[: len(vocabulary)] = vocabulary.continuation
     starts = filler.answers & ~rest
     starts[vocabulary.unk_id] = False
-    allowed_PV = torch.stack(
-        [rest if place else starts for count in counts for place in range(count)]
-    )
+    allowed_PV = np.stack([rest if place else starts for count in counts for place in range(count)])
     positions = concatenated_ranges(begins, np.array(counts))
     edges = list(itertools.accumulate(counts, initial=0))
     fillings = [
@@ -345,5 +329,5 @@ def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> np.ndar
     positions = [np.array([position]) for _, position in keys]
     for k, log_probabilities_1V in filler.log_probabilities([*rows.values()], positions):
         numbers, pieces = zip(*wanted[keys[k]], strict=True)
-        scores[list(numbers)] += log_probabilities_1V[0, list(pieces)].cpu().numpy()
+        scores[list(numbers)] += log_probabilities_1V[0, list(pieces)]
     return scores

@@ -9,23 +9,22 @@ from typing import Any
 from bertsmith.base.files import read_json_object
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
+    TASK_KINDS,
     label_names,
+    model_kind,
     read_config,
     read_extra_config,
     read_stored_config,
 )
-from bertsmith.checkpoints.model_folder import model_class
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
-from bertsmith.model.heads import OptionScorer, SequenceClassifier, SpanPredictor, TokenClassifier
-from bertsmith.model.lstm import FrozenTagger
 from bertsmith.tasks.task import TASKS, Task, own_task, stored_encoding
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
 HEAD_KINDS = {
-    TokenClassifier: "tag",
-    FrozenTagger: "tag",
-    SpanPredictor: "answer",
-    OptionScorer: "choice",
+    "TokenClassifier": "tag",
+    "FrozenTagger": "tag",
+    "SpanPredictor": "answer",
+    "OptionScorer": "choice",
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
 TOKENIZER_FILE = "tokenizer_config.json"
@@ -63,8 +62,8 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
             f"{folder}: not a fine-tuned classifier but a run of '{record['kind']}': "
             "train a head on it with `bertsmith finetune`"
         )
-    head = model_class(folder)
-    if head is not SequenceClassifier and head not in HEAD_KINDS:
+    head = model_kind(folder)
+    if head not in TASK_KINDS:
         raise ValueError(f"{folder}: not a fine-tuned classifier: fine-tune the model first")
     names = tuple(label_names(folder)) or ("LABEL_0", "LABEL_1")  # as transformers without names
     problem = stored.get("problem_type")

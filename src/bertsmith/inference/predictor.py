@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +13,6 @@ import numpy as np
 from bertsmith.base.settings import checked
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.model_folder import LoadedModel, load_model, model_class
 from bertsmith.inference import features
 from bertsmith.inference.answers import (
     AnswerSpan,
@@ -27,10 +25,10 @@ from bertsmith.inference.answers import (
 )
 from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
 from bertsmith.inference.embeddings.texts import embed, resolve_precision
-from bertsmith.inference.engines.runner import Runner
+from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run
-from bertsmith.model.heads import PreTrainingModel, TaskModel
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples, empty_note
 from bertsmith.tasks.squad.questions import Question, Questions
@@ -38,14 +36,11 @@ from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
+from bertsmith.tasks.vectors import Pool
 from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
-from bertsmith.training.engine import choose_engine
-from bertsmith.training.finetuning.hidden_states import Pool
 from bertsmith.training.finetuning.task_types.tagging import Tagged
 
 Texts = Iterable[str]
-# Task type -> the method that answers as it was trained, if it has another name.
-METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
 
 
 @checked()
@@ -60,8 +55,8 @@ def load(model: str | Path, *, device: str = "auto", precision: str = "float32")
     Errors: ValueError for a folder without a model, files that do not fit one another, a device or
     precision that this machine does not have.
     """
-    engine = choose_engine(device, "float32" if precision in ("auto", "int8") else precision)
-    predictor = Predictor(open_model_folder(str(model)), engine, precision == "auto")
+    processor = choose_processor(device, "float32" if precision in ("auto", "int8") else precision)
+    predictor = Predictor(open_model_folder(str(model)), processor, precision == "auto")
     if precision == "int8":
         predictor.use_precision("int8")
     return predictor
@@ -85,19 +80,8 @@ class Predictor(Runner):
         except ValueError:  # nothing says what its head is for
             can = "embed, features"
         shape = f"{self.config.num_layers} layers of {self.config.hidden_size}"
-        on = f"{self.engine.device}, {self.engine.precision}"
+        on = f"{self.processor.device}, {self.processor.precision}"
         return f"<Predictor of {self.folder}: {can}; {shape}; {on}>"
-
-    @functools.cached_property
-    def methods(self) -> tuple[str, ...]:
-        """The methods that this model can do. Errors: ValueError as `task_of_texts`."""
-        head = model_class(self.folder)
-        if head is PreTrainingModel and not self.config.causal:
-            return "fill", "embed", "features"
-        if not issubclass(head, TaskModel):
-            return "embed", "features"
-        name = self.task_type.name
-        return METHODS.get(name, name), "embed", "features"
 
     def _check_can(self, method: str) -> None:
         if method not in self.methods:
@@ -329,17 +313,15 @@ class Predictor(Runner):
     def filler(self) -> MaskFiller:
         """Fills masks, also several together and with whole words, see fill.py.
 
-        Errors: ValueError for a model that reads from left to right, or has no masked-LM head, and
-        for int8.
+        Errors: ValueError for a model that reads from left to right, or has no masked-LM head.
         """
         if self.config.causal:
             raise ValueError(
                 f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
                 "one pre-trained with the objective mlm"
             )
-        if self.engine.precision == "int8":
-            raise ValueError("`precision='int8'`: masks are filled in float32 or bf16")
-        return MaskFiller(self.language_model.model, self.tokenizer, self.engine)
+        self.open(LANGUAGE_MODEL)
+        return MaskFiller(self)
 
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
         """The answers to data as `read` or `read_input` of the model's task type gives it.
@@ -351,17 +333,6 @@ class Predictor(Runner):
         rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
         self.resolve_precision_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
-
-    @functools.cached_property
-    def language_model(self) -> LoadedModel[PreTrainingModel]:
-        """The model with its pre-training heads. Errors: ValueError when it has no MLM head."""
-        loaded = load_model(self.folder, PreTrainingModel)
-        if any(name.startswith("mlm.") for name in loaded.missing):
-            raise ValueError(
-                f"{self.folder}: this model has no masked-LM head: use a pre-trained one; this one"
-                f" can {', '.join(self.methods)}"
-            )
-        return replace(loaded, model=self.ready(loaded.model))
 
 
 def _as_given(given: Any, answers: list[Any]) -> Any:

@@ -35,10 +35,10 @@ from bertsmith.checkpoints.model_folder import config_file
 from bertsmith.checkpoints.run_folder import (
     CorruptCheckpoint,
     RunFolder,
-    Snapshot,
     verify_checkpoint,
     write_manifest,
 )
+from bertsmith.checkpoints.snapshots import Snapshot, save_checkpoint
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
 from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -109,8 +109,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         run, format = self._run, self._format
         try:
             self._log.sync()  # a resume from here counts on the lines before
-            run.save_checkpoint(
-                snapshot, format.tokenizer, format.keep_checkpoints, format.keep_steps
+            save_checkpoint(
+                run, snapshot, format.tokenizer, format.keep_checkpoints, format.keep_steps
             )
         except OSError as error:
             good = run.latest()

@@ -16,12 +16,12 @@ import torch
 from bertsmith.base.processes import usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
+from bertsmith.training.settings import LEAST_GAIN
 
 # float8 and int8 are for the matrix products of the encoder's layers; all else is bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 AUTO_INT8 = "auto-int8"
 AUTO = ("auto", AUTO_INT8)  # resolved when a run starts, and kept by it
-LEAST_GAIN = 0.1  # of the time, or int8's larger error is not worth it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy
 
 

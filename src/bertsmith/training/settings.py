@@ -7,6 +7,8 @@ from typing import Annotated
 
 from bertsmith.base.settings import Alias, Count, Fraction, NotNegative, Positive
 
+LEAST_GAIN = 0.1  # of the time, or int8's larger error is not worth it
+
 
 @dataclass(frozen=True)
 class Optimization:

@@ -5,7 +5,9 @@ import pytest
 
 import bertsmith
 from bertsmith.inference.embeddings import search as module
-from bertsmith.inference.embeddings.search import StoredVectors, search
+from bertsmith.inference.embeddings import vector_files
+from bertsmith.inference.embeddings.search import search
+from bertsmith.inference.embeddings.vector_files import StoredVectors
 
 
 def made(count, size, seed=1, kind=np.float32):
@@ -21,10 +23,10 @@ def sorted_cosines(vectors, queries, top):
     return rows, np.take_along_axis(scores, rows, axis=1)
 
 
-@pytest.fixture(params=[96, 4096, module.BLOCK_BYTES], ids=lambda size: f"{size} bytes")
+@pytest.fixture(params=[96, 4096, vector_files.BLOCK_BYTES], ids=lambda size: f"{size} bytes")
 def block(request, monkeypatch):
     """One vector a block, a few, all."""
-    monkeypatch.setattr(module, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(vector_files, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])

@@ -10,6 +10,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
     BareModel,
     OptionScorer,
+    PreTrainingModel,
     SequenceClassifier,
     SpanPredictor,
     TokenClassifier,
@@ -37,7 +38,7 @@ def some_texts(count=40, seed=0):
 
 
 def made(head, config=CONFIG, outputs=3):
-    model = (head(config, outputs) if head is not BareModel else head(config)).eval()
+    model = (head(config) if issubclass(head, BareModel) else head(config, outputs)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():  # of norms and biases, too
@@ -105,6 +106,25 @@ def test_all_states_of_the_last_layer_are_those_of_single_tokens():
     texts = some_texts(20)
     ours = NativeModel.make(tensors, CONFIG, "float32", 1)
     assert (ours.first_states(texts) == ours.token_states(texts)[texts.boundaries[:-1]]).all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_masks_have_pytorchs_probabilities(activation):
+    config = ModelConfig(300, 64, 2, 2, 128, max_positions=160, activation=activation)
+    model, tensors = made(PreTrainingModel, config)
+    texts, ours = some_texts(20), NativeModel.make(tensors, config, "float32", 2)
+    places = np.sort(np.concatenate([texts.boundaries[:-1], texts.boundaries[1:] - 1]))
+    found = dict(ours.log_probabilities(texts, places))
+    assert list(found) == list(range(20))
+    for row, scores in found.items():
+        batch = map(torch.from_numpy, texts.padded(np.array([row]), 0))
+        wanted = torch.tensor([[0, texts.lengths[row] - 1]])
+        with torch.inference_mode():
+            expected = model(*batch, wanted).mlm_logits.log_softmax(dim=1)
+        np.testing.assert_allclose(scores, expected.numpy(), atol=2e-5)
+        alone = texts.of_rows(np.array([row]))
+        ((_, same),) = ours.log_probabilities(alone, np.array([0, len(alone.ids) - 1]))
+        assert (same == scores).all()
 
 
 @pytest.mark.parametrize(

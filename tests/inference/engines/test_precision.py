@@ -2,21 +2,20 @@
 
 import numpy as np
 import pytest
-import torch
 
 import bertsmith
 from bertsmith.inference.engines import precision, runner
 from bertsmith.inference.engines.precision import Trial, deviation, quickest
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.training.engine import Engine
 
 from ...tiny import cli, piece_tokenizer, random_model, write
 
 TEXT = "the a cat dog sat on mat . good bad"
 WORDS = TEXT.split()
 TEXTS = [" ".join(WORDS[k % 7 : k % 7 + 1 + k % 4]) for k in range(20)]
-FLOAT32 = Engine(torch.device("cpu"), "float32", 1)
+FLOAT32 = Processor("cpu", "float32", 1)
 SUFFIXES = {"predict": ".jsonl", "embed": ".npy", "features": ""}
 FASTER = Trial("bf16", 2.0, 0.01)
 
@@ -135,7 +134,7 @@ def test_a_predictor_settles_once_and_for_good(folder, tried, capsys):
 def test_python_answers_in_float32_unless_told(folder, tried):
     asked = tried(FASTER)
     assert bertsmith.load(folder).classify(TEXTS)
-    assert bertsmith.load(folder).engine.precision == "float32" and not asked
+    assert bertsmith.load(folder).processor.precision == "float32" and not asked
 
 
 @pytest.mark.parametrize("command", ["predict", "embed", "features"])

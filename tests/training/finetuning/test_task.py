@@ -26,7 +26,7 @@ from bertsmith.training.finetuning.fit import Batches
 from bertsmith.training.finetuning.hidden_states import head_outputs
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.task import FineTuning, TrimmedEmbeddings
-from bertsmith.training.finetuning.task_types.base import Objective
+from bertsmith.training.finetuning.task_types.losses import Objective
 
 # --- the pieces of a batch ---------------------------------------------------------------------
 
@@ -275,7 +275,8 @@ def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
     train_seeds(trainer, tmp_path / "run", settings, [1])
     published = load_model(model_folder, BareModel).model.encoder.embeddings.token.weight
     trained = load(tmp_path / "run")
-    table, vocabulary = trained.encoder.embeddings.token.weight, trained.tokenizer.vocabulary
+    model, vocabulary = trained.pytorch(trained.task_kind).model, trained.tokenizer.vocabulary
+    table = model.encoder.embeddings.token.weight
     seen = np.unique(np.concatenate([trainer.train.ids, trainer.dev[0].features.ids]))
     unseen = np.setdiff1d(np.arange(5, len(table)), seen)
     assert len(unseen) > 3 and torch.equal(table[unseen], published[unseen])
@@ -284,6 +285,6 @@ def test_a_piece_unseen_in_training_is_read_by_its_published_vector(
     (answer,) = trained.classify([text])
     ids = [vocabulary.cls_id, *trained.tokenizer.encode_batch([text]).ids, vocabulary.sep_id]
     with torch.inference_mode():
-        logits = trained.task_model(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=int), None)
+        logits = model(torch.tensor([ids]), torch.zeros(1, len(ids), dtype=int), None)
     wanted = dict(zip(trained.model_task.label_names, logits.softmax(1)[0].tolist(), strict=True))
     assert answer.probabilities == pytest.approx(wanted, abs=1e-6)

@@ -11,6 +11,7 @@ Folders of sentence-transformers, which `bertsmith embed train` writes too, say 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +19,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from bertsmith.base.files import read_json, read_json_object
 from bertsmith.base.settings import nearest
 from bertsmith.checkpoints.config_json import read_config
-from bertsmith.checkpoints.tensors import WEIGHTS, read_tensor_file, stored_tensors
-from bertsmith.training.finetuning.hidden_states import Pool
+from bertsmith.checkpoints.stored import WEIGHTS, stored_tensors
+from bertsmith.tasks.metrics import sigmoid
+from bertsmith.tasks.vectors import Pool
 
 LongTexts = Literal["cut", "windows"]
 
@@ -259,13 +258,14 @@ def _entries(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of torch.nn, by the last part of the name
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of torch.nn, by its last part
     "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "Sigmoid": torch.sigmoid,
-    "ReLU": F.relu,
-    "GELU": F.gelu,
-    "SiLU": F.silu,
+    "Tanh": np.tanh,
+    "Sigmoid": sigmoid,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: x * (0.5 + 0.5 * _erf(x / math.sqrt(2))),
+    "SiLU": lambda x: x * sigmoid(x),
 }
 
 
@@ -296,7 +296,7 @@ def apply_dense(folder: Path, vectors: np.ndarray) -> np.ndarray:
 
     Errors: ValueError for a module of another size, and for files that do not fit one another.
     """
-    path, stored = folder / WEIGHTS, _entries(folder / "config.json")
+    path, settings = folder / WEIGHTS, _entries(folder / "config.json")
     taken, given = _dense_sizes(folder)
     if taken != vectors.shape[1]:
         raise ValueError(f"{folder}: takes vectors of {taken}, but gets {vectors.shape[1]} numbers")
@@ -306,19 +306,17 @@ def apply_dense(folder: Path, vectors: np.ndarray) -> np.ndarray:
             " program: save the model again with sentence-transformers"
         )
     wanted: dict[str, tuple[int, ...]] = {"linear.weight": (given, taken)}
-    if stored.get("bias", True):
+    if settings.get("bias", True):
         wanted["linear.bias"] = (given,)
-    has_residual = stored.get("use_residual", False)
+    has_residual = settings.get("use_residual", False)
     if has_residual and taken != given:
         wanted["residual.weight"] = (given, taken)
-    if (found := {tensor.name: tensor.shape for tensor in stored_tensors(path)}) != wanted:
+    stored = stored_tensors(path)
+    if (found := {tensor.name: tensor.shape for tensor in stored}) != wanted:
         raise ValueError(f"{path}: has {found}, but by config.json it should have {wanted}")
-    tensors = {name: tensor.float() for name, tensor in read_tensor_file(path).items()}
-    with torch.inference_mode():
-        x = torch.from_numpy(vectors)
-        y = F.linear(x, tensors["linear.weight"], tensors.get("linear.bias"))
-        y = ACTIVATIONS[_activation(stored)](y)
-        if has_residual:
-            matrix = tensors.get("residual.weight")
-            y = y + (x if matrix is None else F.linear(x, matrix))
-        return y.numpy()
+    tensors = {tensor.name: tensor.array() for tensor in stored}
+    y = vectors @ tensors["linear.weight"].T + tensors.get("linear.bias", np.float32(0))
+    y = ACTIVATIONS[_activation(settings)](y)
+    if has_residual:
+        y += vectors @ tensors["residual.weight"].T if taken != given else vectors
+    return y

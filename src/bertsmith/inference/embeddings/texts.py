@@ -14,17 +14,13 @@ import numpy as np
 
 from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.vectors import check_pool, text_features, unit_length
 from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.hidden_states import (
-    check_pool,
-    text_features,
-    unit_length,
-)
 
 if TYPE_CHECKING:
+    from bertsmith.inference.engines.processor import Processor
     from bertsmith.inference.engines.runner import Runner
-    from bertsmith.training.engine import Engine
 
 
 def embed(
@@ -32,20 +28,20 @@ def embed(
     texts: Sequence[str],
     pooling: PoolingSettings,
     on_batch: Callable[[int], None] | None = None,
-    engine: Engine | None = None,
+    processor: Processor | None = None,
 ) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, D] of N texts, how many were cut to the length). `engine`: the model's.
+    """(Vectors float32 [N, D] of N texts, how many were cut to the length).
 
     Errors: ValueError for a length that the model does not have or that the prompt fills, more
     dimensions than there are, and as `check_pool`.
     """
-    check_pool(pooling.pool, model.config)
+    check_pool(pooling.pool, model.config.causal)
     size = pooling.size(model.config.hidden_size)
     if not texts:
         return np.empty((0, size), np.float32), 0
     rows = text_rows(model.tokenizer, texts, pooling, model.config.max_positions)
     on_rows = on_batch if rows.texts is None else None  # several rows may be a text
-    vectors = model.vectors(rows.features, pooling.pool, rows.skip, on_rows, engine)
+    vectors = model.vectors(rows.features, pooling.pool, rows.skip, on_rows, processor)
     vectors = finished(vectors, rows, pooling)
     if on_batch and not on_rows:
         on_batch(len(texts))
@@ -146,7 +142,7 @@ def finished(vectors: np.ndarray, rows: TextRows, pooling: PoolingSettings) -> n
 def resolve_precision(model: Runner, texts: Sequence[str], pooling: PoolingSettings) -> None:
     """`Predictor.resolve_precision` by the vectors of some of the texts."""
 
-    def vectors(engine: Engine, rows: np.ndarray) -> np.ndarray:
-        return embed(model, [texts[int(k)] for k in rows], pooling, engine=engine)[0]
+    def vectors(processor: Processor, rows: np.ndarray) -> np.ndarray:
+        return embed(model, [texts[int(k)] for k in rows], pooling, processor=processor)[0]
 
     model.resolve_precision(len(texts), vectors)

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from bertsmith.inference.embeddings.search import VectorFile
+from bertsmith.inference.embeddings.vector_files import VectorFile
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
 

@@ -12,29 +12,43 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, packed
-from bertsmith.model.kernels.unpadded_encoder import ROWS, Linear, Weights, dense, encode
-from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH
+from bertsmith.model.kernels.unpadded_encoder import (
+    ROWS,
+    Linear,
+    Weights,
+    dense,
+    encode,
+    normalize,
+    token_logits,
+)
+from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.vectors import Pool
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
 LINEAR, NORMS = ("attention_output", "intermediate", "output"), ("attention_norm", "output_norm")
+HEADS = "pooler.dense", "classifier", "span", "mlm.dense"
 Tensors = Mapping[str, np.ndarray]
 """A model's tensors by our names, float32."""
 
 
-Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
+class MaskedLM(NamedTuple):
+    """The parameters of a masked-LM head besides its dense layer and the token table."""
+
+    norm: np.ndarray  # float32 [2, H]
+    bias: np.ndarray  # float32 [V]
 
 
 class Head(NamedTuple):
@@ -78,6 +92,7 @@ class NativeModel:
     dtype: np.dtype
     heads: Mapping[str, Head]
     """By our names, such as "pooler.dense"."""
+    masked_lm: MaskedLM | None
     threads: int
 
     @classmethod
@@ -87,8 +102,8 @@ class NativeModel:
         """Quantize and pack a model that `why_not` has nothing against."""
         dtype = row_dtype(config, precision)
 
-        def named(name: str) -> list[np.ndarray]:
-            return [tensors[f"encoder.layers.{n}.{name}"] for n in range(config.num_layers)]
+        def named(name: str) -> Iterator[np.ndarray]:  # a layer at a time, which frees the last
+            return (tensors[f"encoder.layers.{n}.{name}"] for n in range(config.num_layers))
 
         def norms(name: str) -> np.ndarray:
             pairs = zip(named(f"{name}.weight"), named(f"{name}.bias"), strict=True)
@@ -96,7 +111,8 @@ class NativeModel:
 
         def linear(name: str, rows: slice = slice(None)) -> Linear:
             matrices = zip(named(f"{name}.weight"), named(f"{name}.bias"), strict=True)
-            return stacked([(weight[rows], bias[rows]) for weight, bias in matrices], dtype)
+            layers = ((weight[rows], bias[rows]) for weight, bias in matrices)
+            return stacked(layers, config.num_layers, dtype)
 
         own, size = "encoder.embeddings", config.hidden_size
         weights = Weights(
@@ -112,12 +128,16 @@ class NativeModel:
             output=linear("output"),
             output_norm=norms("output_norm"),
         )
-        heads = {}
-        for name, weight in tensors.items():
-            module, _, kind = name.rpartition(".")
-            if kind == "weight" and weight.ndim == 2 and not module.startswith("encoder."):
-                heads[module] = head_linear(weight, tensors[f"{module}.bias"])
-        return cls(config, weights, dtype, heads, threads)
+        heads = {
+            module: head_linear(tensors[f"{module}.weight"], tensors[f"{module}.bias"])
+            for module in HEADS
+            if f"{module}.weight" in tensors
+        }
+        masked_lm = None
+        if "mlm.bias" in tensors:
+            norm = np.stack([tensors["mlm.norm.weight"], tensors["mlm.norm.bias"]])
+            masked_lm = MaskedLM(norm, tensors["mlm.bias"])
+        return cls(config, weights, dtype, heads, masked_lm, threads)
 
     def states(
         self, features: Features, rows: np.ndarray, reads: np.ndarray, all_layers: bool = False
@@ -140,19 +160,23 @@ class NativeModel:
             self.weights,
             self.config.num_heads,
             np.float32(self.config.layer_norm_eps),
-            GELU_TANH if self.config.activation == "gelu_tanh" else GELU,
+            self.gelu,
             np.zeros(1, self.dtype),
             states,
         )
         return np.concatenate([states, last[None]]) if all_layers else last
 
-    def head(self, name: str, x: np.ndarray) -> np.ndarray:
-        """A linear layer's outputs, float32 [R, N] of [R, H]."""
+    @property
+    def gelu(self) -> int:
+        return GELU_TANH if self.config.activation == "gelu_tanh" else GELU
+
+    def head(self, name: str, x: np.ndarray, ending: int = PLAIN) -> np.ndarray:
+        """A linear layer's outputs, float32 [R, N] of [R, H]; `ending` may be its GELU."""
         (linear, columns), rows = self.heads[name], len(x)
         padded = np.zeros((-(-rows // ROWS) * ROWS, x.shape[1]), np.float32)
         padded[:rows] = x
         outputs = np.empty((len(padded), linear.bias.shape[1]), np.float32)
-        dense(padded, linear, outputs)
+        dense(padded, linear, ending, outputs)
         return outputs[:rows, :columns]
 
     def first_states(self, features: Features) -> np.ndarray:
@@ -186,6 +210,39 @@ class NativeModel:
             return np.maximum.reduceat(states, starts)
         count = lengths.astype(np.float32)[:, None]
         return np.add.reduceat(states, starts) / (count if pool == "mean" else np.sqrt(count))
+
+    def log_probabilities(
+        self, features: Features, places: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """(A row's number, log-probabilities of the V pieces, float32 [P, V], at its places).
+
+        `places` int64 are tokens, of all rows, in rising order.
+        """
+        edges = np.searchsorted(places, features.boundaries)
+
+        def compute(part: slice) -> np.ndarray:
+            reads = edges[part.start : part.stop + 1]
+            own = places[reads[0] : reads[-1]] - features.boundaries[part.start]
+            return self._log_probabilities(
+                self.states(row_range(features, part), own, reads - reads[0])
+            )
+
+        row = 0
+        for count, scores in self.map_ranges(features, compute):
+            inside = edges[row + 1 : row + count] - edges[row]
+            yield from enumerate(np.split(scores, inside), start=row)
+            row += count
+
+    def _log_probabilities(self, states: np.ndarray) -> np.ndarray:
+        assert self.masked_lm is not None
+        x = self.head("mlm.dense", states, self.gelu)
+        for line in x:
+            normalize(line, self.masked_lm.norm, np.float32(self.config.layer_norm_eps))
+        scores = np.empty((len(x), self.config.vocab_size), np.float32)
+        token_logits(x, self.weights.tokens, self.masked_lm.bias, scores)
+        scores -= scores.max(axis=1, keepdims=True)
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        return scores
 
     def states_at(
         self,
@@ -229,9 +286,15 @@ class NativeModel:
         self, features: Features, compute: Callable[[Features], np.ndarray]
     ) -> Iterator[tuple[int, np.ndarray]]:
         """(Number of rows, what `compute` makes of them) for all rows in their order."""
+        return self.map_ranges(features, lambda part: compute(row_range(features, part)))
+
+    def map_ranges(
+        self, features: Features, compute: Callable[[slice], np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """`map` where `compute` gets the numbers of the rows."""
         parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
         with ThreadPoolExecutor(self.threads) as pool:
-            begun = ((part, pool.submit(compute, row_range(features, part))) for part in parts)
+            begun = ((part, pool.submit(compute, part)) for part in parts)
             ahead = deque(islice(begun, 2 * self.threads))
             while ahead:
                 part, outcome = ahead.popleft()
@@ -267,24 +330,27 @@ def row_ranges(lengths: np.ndarray, budget: int) -> list[slice]:
     return [*ranges, slice(first, len(lengths))] if len(lengths) else []
 
 
-def stacked(layers: Sequence[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> Linear:
-    """The (weight [N, K], bias [N]) of each layer, for rows of `dtype`."""
-    parts = []
-    for weight, bias in layers:
+def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: np.dtype) -> Linear:
+    """The (weight [N, K], bias [N]) of each of `count` layers, for rows of `dtype`."""
+    found: list[np.ndarray] = []
+    for layer, (weight, bias) in enumerate(layers):
         scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
         if dtype != np.float32:
             scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LARGEST
             matrix = np.rint(weight / scale[:, None]).astype(np.int8)
             total = matrix.sum(axis=1) * scale
-        parts.append((packed(matrix, dtype), scale, total.astype(np.float32), bias))
-    return Linear(*(np.stack(arrays) for arrays in zip(*parts, strict=True)))
+        own = packed(matrix, dtype), scale, total.astype(np.float32), bias
+        found = found or [np.empty((count, *array.shape), array.dtype) for array in own]
+        for array, values in zip(found, own, strict=True):
+            array[layer] = values
+    return Linear(*found)
 
 
 def head_linear(weight: np.ndarray, bias: np.ndarray) -> Head:
     """A layer of a head, packed."""
     more = -len(weight) % COLUMNS
     padded = np.pad(weight, ((0, more), (0, 0)))
-    linear = stacked([(padded, np.pad(bias, (0, more)))], np.dtype(np.float32))
+    linear = stacked([(padded, np.pad(bias, (0, more)))], 1, np.dtype(np.float32))
     return Head(linear, len(weight))
 
 

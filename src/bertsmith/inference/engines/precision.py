@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.training.engine import LEAST_GAIN, Engine
+from bertsmith.inference.engines.processor import Processor
+from bertsmith.training.settings import LEAST_GAIN
 
 FEWEST_ROWS = 800  # below, measuring costs more than it saves
 SHARE, SAMPLE = 100, (8, 64)  # one row of so many is measured, within these numbers
 TURNS = 2  # after a first one, which loads the weights and is not timed
 TOLERANCE = 0.03  # as `doctor` allows bf16; 12 layers were off by 1.5% at most; see `deviation`
 
-Compute = Callable[[Engine, np.ndarray], np.ndarray]
-"""(engine, numbers of rows) -> the rows' outputs, float32 [N, K], or [T, K] of their T tokens."""
+Compute = Callable[[Processor, np.ndarray], np.ndarray]
+"""(processor, numbers of rows) -> the rows' outputs, float32 [N, K], or [T, K] of T tokens."""
 
 
 class Trial(NamedTuple):
@@ -35,24 +36,24 @@ class Trial(NamedTuple):
 
 
 def quickest(
-    engine: Engine, count: int, compute: Compute, precisions: Sequence[str]
+    processor: Processor, count: int, compute: Compute, precisions: Sequence[str]
 ) -> Trial | None:
     """The quickest of the precisions that agree with float32 on some of `count` rows.
 
-    They run by turns with a float32 engine on rows that are evenly spread. None: nothing is gained,
-    or there are too few rows to gain by it.
+    They run by turns with float32, which `processor` has, on rows that are evenly spread. None:
+    nothing is gained, or there are too few rows to gain by it.
     """
     if count < FEWEST_ROWS or not precisions:
         return None
     few, many = SAMPLE
     rows = np.linspace(0, count - 1, min(max(count // SHARE, few), many)).astype(np.int64)
     # the time that other processes take of a CPU does not count
-    clock = time.process_time if engine.device.type == "cpu" else time.perf_counter
-    engines = [engine, *(replace(engine, precision=name) for name in precisions)]
-    outputs = [compute(each, rows) for each in engines]
-    seconds = [math.inf] * len(engines)
+    clock = time.process_time if processor.is_cpu else time.perf_counter
+    processors = [processor, *(replace(processor, precision=name) for name in precisions)]
+    outputs = [compute(each, rows) for each in processors]
+    seconds = [math.inf] * len(processors)
     for _ in range(TURNS):
-        for number, each in enumerate(engines):
+        for number, each in enumerate(processors):
             started = clock()
             compute(each, rows)
             seconds[number] = min(seconds[number], clock() - started)

@@ -276,8 +276,20 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
 
 
 @vectorized
-def dense(x, linear, outputs):
+def dense(x, linear, ending, outputs):
     """outputs [R, N] = x [R, K] W^T + bias in float32, R a multiple of 32; see `product`."""
     ranges, sums = np.ones((2, len(x)), np.float32), np.empty((ROWS, COLUMNS), np.float32)
     for first in range(0, len(x), ROWS):
-        product(x, ranges, first, ROWS, linear, 0, PLAIN, outputs, first, sums)
+        product(x, ranges, first, ROWS, linear, 0, ending, outputs, first, sums)
+
+
+@vectorized
+def token_logits(x, tokens, bias, logits):
+    """logits [R, V] = x [R, H] tokens^T + bias, each row by itself; the table is read once."""
+    for piece in range(len(tokens)):
+        row = tokens[piece]
+        for r in range(len(x)):
+            line, total = x[r], np.float32(0)
+            for column in range(len(row)):
+                total += line[column] * row[column]
+            logits[r, piece] = total + bias[piece]

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from bertsmith.base.files import write_json
 from bertsmith.base.settings import to_mapping
-from bertsmith.checkpoints.model_folder import load_model, load_tokenizer, save_model
+from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.run_folder import RunFolder, describe
-from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.checkpoints.stored import weight_files
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_flops
 from bertsmith.model.heads import BareModel
@@ -35,17 +36,12 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.task import own_task
+from bertsmith.tasks.vectors import check_pool, cosines, text_features
 from bertsmith.text.readers.tables import digest, read_columns
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
 from bertsmith.training.finetuning.fit import Batches, fit
-from bertsmith.training.finetuning.hidden_states import (
-    check_pool,
-    cosines,
-    pooled,
-    sentence_vectors,
-    text_features,
-)
+from bertsmith.training.finetuning.hidden_states import pooled, sentence_vectors
 from bertsmith.training.finetuning.settings import ContrastiveSettings
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, StepBatch
@@ -212,7 +208,7 @@ def train_sentence_vectors(
         raise ValueError(
             f"`max_length={settings.max_length}`: the model reads 3 to {positions} tokens"
         )
-    check_pool(settings.pool, model.config)
+    check_pool(settings.pool, model.config.causal)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     tokenizer = load_tokenizer(start)
     rows = PairFeatures.of(tokenizer, pairs, settings.max_length)

@@ -24,7 +24,8 @@ from torch import Tensor
 from bertsmith.base.files import write_text
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import read_config
-from bertsmith.checkpoints.model_folder import load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
@@ -46,7 +47,7 @@ from bertsmith.training.finetuning.settings import (
     Provenance,
     Row,
 )
-from bertsmith.training.finetuning.task_types.base import Objective, class_loss
+from bertsmith.training.finetuning.task_types.losses import Objective, class_loss
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, StepBatch
 from bertsmith.training.optimizers import build_optimizer

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, remove_leftovers
-from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import TagFeatures
+from bertsmith.tasks.vectors import Pool, float16_file
 from bertsmith.text.tokenizer.rows import concatenated_ranges
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine
 from bertsmith.training.replicas import computed, row_batches
 
@@ -62,15 +59,6 @@ def word_states(
     return np.load(path, mmap_mode="r")
 
 
-def float16_file(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    """Make a .npy to be written in place. Errors: OSError when the disk has no room for it."""
-    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return vectors
-
-
 def states_at(
     encoder: Encoder,
     features: Features,
@@ -104,9 +92,6 @@ def states_at(
             on_batch(len(rows))
 
 
-Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
-
-
 def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
     """Pool the tokens of each row, [B, S, H] -> [B, H]: their mean ([CLS] and [SEP] among them, as
     in Reimers and Gurevych 2019, arXiv 1908.10084), the largest of their values, that at [CLS], or
@@ -123,23 +108,6 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> 
     counts_B1 = (lengths_B - skip)[:, None]
     divisors_B1 = counts_B1.sqrt() if pool == "mean_sqrt_len" else counts_B1
     return hidden_BSH.masked_fill(~is_token_BS1, 0.0).sum(dim=1) / divisors_B1
-
-
-def check_pool(pool: Pool, config: ModelConfig) -> None:
-    """Refuse an unknown pool, and a vector that is the same for all texts. Errors: ValueError."""
-    if pool not in get_args(Pool):
-        raise ValueError(f"`pool={pool!r}`: known are {', '.join(get_args(Pool))}")
-    if pool == "cls" and config.causal:
-        raise ValueError(
-            "`pool='cls'`: in a left-to-right model [CLS] sees nothing of the text: use"
-            " `pool='mean'`"
-        )
-
-
-def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:
-    """[CLS] text [SEP] of each text; longer ones keep their head."""
-    rows = tokenizer.rows(texts, max_length=max_length, offsets=False)
-    return Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, rows.num_cut)
 
 
 def sentence_vectors(
@@ -171,23 +139,6 @@ def sentence_vectors(
             on_batch(len(rows))
     encoder.train(training)
     return vectors
-
-
-def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The cosine of each row of one with the same row of the other: [N, H], [N, H] -> [N].
-
-    A vector of length 0 has the cosine 0 with every other.
-
-    >>> cosines(np.array([[3.0, 4.0], [1.0, 0.0]]), np.array([[6.0, 8.0], [0.0, 2.0]]))
-    array([1., 0.])
-    """
-    return (unit_length(left) * unit_length(right)).sum(axis=1)
-
-
-def unit_length(vectors: np.ndarray) -> np.ndarray:
-    """Divide vectors [N, H] by their lengths; those of length 0 stay."""
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
 def head_outputs(

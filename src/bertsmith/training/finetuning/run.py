@@ -27,7 +27,7 @@ from bertsmith.base.terminal import counted
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
-from bertsmith.checkpoints.tensors import weight_files
+from bertsmith.checkpoints.stored import weight_files
 from bertsmith.tasks.metrics import confusion
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.tables import digest

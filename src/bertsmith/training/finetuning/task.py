@@ -29,7 +29,8 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.fit import Batches, EarlyStop
-from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, TaskType
+from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
+from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.loop.task import StepBatch, TrainingState
 from bertsmith.training.replicas import TOKENS_AT_ONCE
 
@@ -186,7 +187,7 @@ class FineTuning:
         batch = {name: self.engine.tensor(array) for name, array in micro.items()}
         full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
         outputs = model(batch["ids"], batch["types"], None if full else batch["lengths"]).float()
-        loss, correct = self.task_type.loss(outputs, batch, self.objective)
+        loss, correct = LOSSES[self.task_type.name](outputs, batch, self.objective)
         sums = {} if correct is None else {"right": correct}
         labels = float(self.task_type.num_labelled(micro["labels"]))
         return loss / counts["labels"], {**sums, "labels": labels}

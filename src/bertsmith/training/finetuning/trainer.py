@@ -14,7 +14,8 @@ import torch
 from bertsmith.base.terminal import of_cases
 from bertsmith.checkpoints.config_json import label_names as stored_names
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
-from bertsmith.checkpoints.model_folder import load_model, load_tokenizer
+from bertsmith.checkpoints.model_folder import TASK_CLASSES, load_model
+from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.initialization import initialize
 from bertsmith.model.lstm import FrozenTagger
@@ -35,12 +36,8 @@ from bertsmith.training.finetuning.task import (
     TrimmedEmbeddings,
 )
 from bertsmith.training.finetuning.task_types import TASK_TYPES
-from bertsmith.training.finetuning.task_types.base import (
-    ModelTask,
-    Objective,
-    TaskType,
-    balanced_weights,
-)
+from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, balanced_weights
+from bertsmith.training.finetuning.task_types.losses import Objective
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, TrainingState
 from bertsmith.training.optimizers import build_optimizer
@@ -216,7 +213,7 @@ class Trainer:
     def fresh_model(self, settings: FinetuneSettings, seed: int) -> TaskModel:
         """The model before its first step."""
         names, task = self.model_task.label_names, self.model_task.task.name
-        head = FrozenTagger if settings.freeze_encoder else self.task_type.head
+        head = FrozenTagger if settings.freeze_encoder else TASK_CLASSES[self.task_type.head]
         num_outputs = self.task_type.num_outputs(names)
         return self.start.model(head, num_outputs, settings, seed, names, self.scaler, task)
 

@@ -20,7 +20,8 @@ from bertsmith.checkpoints.run_folder import (
     Skipped,
     describe,
 )
-from bertsmith.checkpoints.tensors import WEIGHTS, google_optimizer
+from bertsmith.checkpoints.stored import WEIGHTS
+from bertsmith.checkpoints.tensors import google_optimizer
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.training.engine import AUTO, Engine, machine

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from bertsmith.base.settings import checked, from_mapping
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.run_folder import RunFolder, Skipped, load_training_state, step_number
+from bertsmith.checkpoints.run_folder import RunFolder, Skipped, step_number
+from bertsmith.checkpoints.snapshots import load_training_state
 from bertsmith.corpus.examples.mixture import Corpus, Mixture, Sources
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel

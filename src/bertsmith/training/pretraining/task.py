@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from bertsmith.checkpoints.config_json import read_config
-from bertsmith.checkpoints.model_folder import folder_tensors, load_model
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.checkpoints.names import hugging_face_names
+from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.stream import Position

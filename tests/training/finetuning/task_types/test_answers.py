@@ -19,7 +19,8 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
-from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
+from bertsmith.training.finetuning.task_types.base import ModelTask
+from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
 from ....tiny import write, write_model
@@ -67,7 +68,7 @@ def test_the_loss_is_that_of_each_row_alone():
     outputs = torch.randn(3, 9, 2, generator=generator, requires_grad=True)
     lengths, labels = torch.tensor([9, 4, 6]), torch.tensor([[2, 8], [0, 0], [3, 3]])
     batch = {"lengths": lengths, "labels": labels}
-    loss, _ = KIND.loss(outputs, batch, Objective())
+    loss, _ = LOSSES[KIND.name](outputs, batch, Objective())
     expected = torch.tensor(0.0)
     for row, length, (start, end) in zip(outputs, lengths, labels, strict=True):
         scores = row[:length].log_softmax(dim=0)
@@ -77,7 +78,7 @@ def test_the_loss_is_that_of_each_row_alone():
     assert outputs.grad.isfinite().all() and (outputs.grad[1, 4:] == 0).all()
     assert KIND.num_labelled(labels.numpy()) == 3
 
-    focal, _ = KIND.loss(outputs, batch, Objective(focal_gamma=2.0))
+    focal, _ = LOSSES[KIND.name](outputs, batch, Objective(focal_gamma=2.0))
     assert 0 < focal < loss
 
 
@@ -88,7 +89,7 @@ def test_right_means_start_and_end():
     outputs[2, 1, 0] = outputs[2, 3, 1] = 1  # the end alone
     labels = torch.tensor([[2, 3], [2, 0], [2, 3]])
     batch = {"lengths": torch.tensor([5, 4, 5]), "labels": labels}
-    assert KIND.loss(outputs, batch, Objective())[1] == 2
+    assert LOSSES[KIND.name](outputs, batch, Objective())[1] == 2
 
 
 def test_the_loss_of_guessing_is_that_of_equal_logits():
@@ -103,7 +104,7 @@ def test_the_loss_of_guessing_is_that_of_equal_logits():
         outputs[w, inside] = np.log(2 / 6 / len(inside))
         outputs[w, 0] = np.log(4 / 6)
     batch = {"lengths": torch.tensor(windows.lengths), "labels": torch.tensor(windows.labels)}
-    loss, _ = KIND.loss(torch.tensor(outputs), batch, Objective())
+    loss, _ = LOSSES[KIND.name](torch.tensor(outputs), batch, Objective())
     assert KIND.baseline_loss(windows) == pytest.approx(loss.item() / 6)
 
 

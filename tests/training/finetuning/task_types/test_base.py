@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bertsmith.training.finetuning.task_types.base import (
+from bertsmith.training.finetuning.task_types.base import balanced_weights
+from bertsmith.training.finetuning.task_types.losses import (
     Objective,
-    balanced_weights,
     class_loss,
     label_set_loss,
     score_loss,

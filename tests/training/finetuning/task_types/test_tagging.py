@@ -18,7 +18,8 @@ from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task_types.base import ModelTask, Objective, balanced_weights
+from bertsmith.training.finetuning.task_types.base import ModelTask, balanced_weights
+from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.trainer import InitialModel
 
@@ -95,11 +96,11 @@ def test_the_loss_is_over_labelled_tokens(tmp_path, tokenizer):
             *flat, weights, ignore_index=IGNORED, reduction="sum"
         )
 
-    loss, right = KIND.loss(logits, tensors, Objective())
+    loss, right = LOSSES[KIND.name](logits, tensors, Objective())
     torch.testing.assert_close(loss, wanted())
     assert right == ((logits.argmax(2) == tensors["labels"]).sum())
     weights = torch.from_numpy(balanced_weights(features.labels[features.labels >= 0], 5))
-    loss, _ = KIND.loss(logits, tensors, Objective(class_weights=weights))
+    loss, _ = LOSSES[KIND.name](logits, tensors, Objective(class_weights=weights))
     torch.testing.assert_close(loss, wanted(weights))
 
 

@@ -15,7 +15,8 @@ from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.finetuning.run import train_seeds
-from bertsmith.training.finetuning.task_types.base import ModelTask, Objective
+from bertsmith.training.finetuning.task_types.base import ModelTask
+from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.task_types.texts import (
     Choice,
     Classify,
@@ -229,7 +230,7 @@ def test_the_loss_is_the_cross_entropy_over_the_options_of_a_row(num_options):
     generator = torch.Generator().manual_seed(num_options)
     outputs = torch.randn(7 * num_options, 1, generator=generator, requires_grad=True)
     labels = torch.randint(num_options, (7,), generator=generator)
-    loss, right = CHOICE.loss(outputs, {"labels": labels}, Objective())
+    loss, right = LOSSES[CHOICE.name](outputs, {"labels": labels}, Objective())
     (gradient,) = torch.autograd.grad(loss, outputs)
 
     nats, hits, slopes = 0.0, 0, []
@@ -259,7 +260,7 @@ def test_the_loss_pairs_the_rows_of_a_batch_with_their_example():
     outputs = torch.zeros(9, 1)
     outputs[[1, 5, 8]] = 9.0  # f, d and f
     tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-    loss, right = CHOICE.loss(outputs, tensors, Objective())
+    loss, right = LOSSES[CHOICE.name](outputs, tensors, Objective())
     assert right == 3 and loss.item() == pytest.approx(3 * np.log1p(2 * np.exp(-9)), rel=1e-3)
 
 
@@ -269,12 +270,12 @@ def test_the_loss_with_a_teacher_and_with_focus():
     shares /= shares.sum(axis=1, keepdims=True)
     of_labels = -np.log(shares[:, 1])
 
-    focused, _ = CHOICE.loss(outputs, {"labels": labels}, Objective(focal_gamma=2.0))
+    focused, _ = LOSSES[CHOICE.name](outputs, {"labels": labels}, Objective(focal_gamma=2.0))
     assert focused.item() == pytest.approx(((1 - shares[:, 1]) ** 2 * of_labels).sum(), rel=1e-5)
 
     teacher = np.array([[0.75, 0.25], [0.5, 0.5]])
     batch = {"labels": labels, "teacher": torch.from_numpy(np.log(teacher)).float()}
-    taught, right = CHOICE.loss(outputs, batch, Objective(distillation_weight=0.25))
+    taught, right = LOSSES[CHOICE.name](outputs, batch, Objective(distillation_weight=0.25))
     of_teacher = -(teacher * np.log(shares)).sum()
     assert taught.item() == pytest.approx(0.25 * of_teacher + 0.75 * of_labels.sum(), rel=1e-5)
     assert right == 1  # by the labels, not by the teacher
@@ -282,7 +283,9 @@ def test_the_loss_with_a_teacher_and_with_focus():
 
 def test_a_guess_costs_the_logarithm_of_the_options():
     assert CHOICE.baseline_loss(featurized(THREE)) == pytest.approx(np.log(3))
-    even, _ = CHOICE.loss(torch.zeros(12, 1), {"labels": torch.tensor([2, 0, 2, 1])}, Objective())
+    even, _ = LOSSES[CHOICE.name](
+        torch.zeros(12, 1), {"labels": torch.tensor([2, 0, 2, 1])}, Objective()
+    )
     assert even.item() == pytest.approx(4 * np.log(3))
     assert CHOICE.num_outputs(CHOICE.label_names(THREE)) == 1
 

@@ -1,4 +1,4 @@
-"""The task types of fine-tuning: rows in, a head and its loss, answers out. Start: `base.py`."""
+"""The task types of fine-tuning: rows in, answers out, and their losses. Start: `base.py`."""
 
 from __future__ import annotations
 

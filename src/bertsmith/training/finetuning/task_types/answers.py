@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from bertsmith.model.heads import SpanPredictor
 from bertsmith.tasks.answer_files import (
     answer_columns,
     answer_names,
@@ -34,16 +31,7 @@ from bertsmith.tasks.squad.questions import Questions, split_questions, summariz
 from bertsmith.tasks.squad.windows import Windows, featurize_questions
 from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import (
-    Batch,
-    Loss,
-    ModelTask,
-    Objective,
-    Records,
-    TaskType,
-    class_loss,
-    entropy,
-)
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
 
 BESIDE = ("answer_start", "probability")  # columns of an answer besides itself
 SHOWN_CONTEXT = 400  # characters of a context in a record
@@ -74,7 +62,7 @@ class AnswerQuestions(TaskType):
     """
 
     name = "answer"
-    head = SpanPredictor
+    head = "SpanPredictor"
     default_length = 384
     always_tuned = True
 
@@ -120,19 +108,6 @@ class AnswerQuestions(TaskType):
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return len(labels)
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        """Mean cross-entropy of start and end over the tokens of a window; both must be right.
-
-        A window without the answer has both at [CLS].
-        """
-        places_S = torch.arange(outputs.shape[1], device=outputs.device)
-        is_padding_BS1 = (places_S >= batch["lengths"][:, None])[..., None]
-        logits_BS2 = outputs.masked_fill(is_padding_BS1, float("-inf"))
-        logits_NS = logits_BS2.transpose(1, 2).flatten(0, 1)  # N = 2B: start, end, start ...
-        labels_N = batch["labels"].flatten()
-        is_right_B = (logits_NS.argmax(dim=1) == labels_N).view(-1, 2).all(dim=1)
-        return class_loss(logits_NS, labels_N, objective) / 2, is_right_B.sum()
 
     def baseline_loss(self, features: Windows) -> float:
         """Loss of a model that knows how many windows hold their answer, and nothing of where."""

@@ -1,8 +1,8 @@
-"""A task type: its files, rows, head and loss, and the meaning of the head's outputs.
+"""A task type: its files, its rows, and the meaning of the head's outputs. No torch.
 
-`TaskType` has the defaults that most types share; the losses, summed over examples, stand below.
-No other code of fine-tuning, evaluation or prediction branches on the type of a task; flags,
-teachers and sections of reports have tables by its name.
+`TaskType` has the defaults that most types share. No other code of fine-tuning, evaluation or
+prediction branches on the type of a task; losses (losses.py), flags, teachers and sections of
+reports have tables by its name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarize
 from bertsmith.tasks.metrics import sigmoid
 from bertsmith.tasks.task import EncodingSettings, Task
@@ -28,8 +24,6 @@ DEV_RATIO, DEV_SEED = 0.1, 0  # of a training set that comes without a dev file
 
 
 Records = list[dict[str, Any]]
-Batch = dict[str, Tensor]  # of `Features.batch`
-Loss = tuple[Tensor, Tensor | None]  # summed over the labels; the number of correct ones or None
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,8 @@ class TaskType:
     """
 
     name: str
-    head: type[TaskModel]
+    head: str
+    """The class of the model, one of `TASK_KINDS`."""
     default_length = 128
     """`max_length` where the user names none."""
     default_batch = 32
@@ -123,10 +118,6 @@ class TaskType:
     def num_labelled(self, labels: np.ndarray) -> int:
         """The number of labels that the loss of a batch is a mean over."""
         return labels.size
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        """The loss of a batch, a differentiable sum."""
-        raise NotImplementedError
 
     def baseline_loss(self, features: Any) -> float | None:
         """The loss of a model that knows how frequent each answer is, and nothing else."""
@@ -200,99 +191,6 @@ def read_data(
         "data_sha256": {name: digest(path) for name, path in read.items()},
     }
     return train, sets, described
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Settings of the loss besides the labels."""
-
-    class_weights: Tensor | None = None  # float32 [K]
-    focal_gamma: float = 0.0
-    """gamma of the focal loss (Lin et al. 2017, arXiv 1708.02002); 0: plain cross-entropy."""
-    distillation_weight: float = 0.0
-    """Weight of the teacher's answers in the loss; the labels have the rest."""
-    temperature: float = 1.0
-
-    def focus(self, correct: Tensor) -> Tensor:
-        """The weight (1 - p)^gamma of an example, p being the probability of the correct answer.
-
-        A power below 1 has an infinite slope at 0, where p rounds to 1, and the gradient 0 * inf:
-        there 1 - p counts as the smallest number above 0 that it can be.
-
-        >>> Objective(focal_gamma=0.5).focus(torch.tensor([0.75, 1.0])).tolist()
-        [0.5, 0.000244140625]
-        """
-        smallest = SMALLEST_DOUBT if self.focal_gamma < 1 else 0.0
-        return (1 - correct).clamp(min=smallest) ** self.focal_gamma
-
-    def mixed(self, soft: Tensor, hard: Tensor) -> Tensor:
-        """The loss of a teacher's answers and that of the labels, as one."""
-        return self.distillation_weight * soft + (1 - self.distillation_weight) * hard
-
-
-SMALLEST_DOUBT = 2.0**-24  # the smallest 1 - p above 0 that a p of float32 can have
-
-
-def class_loss(
-    logits_NK: Tensor, labels_N: Tensor, objective: Objective, teacher_NK: Tensor | None = None
-) -> Tensor:
-    """Cross-entropy in nats, summed: one class of K an example.
-
-    With `focal_gamma` an example counts (1 - p)^gamma, p being the probability of its class; with
-    class weights w[label]. Soft labels of a teacher are softmax(teacher / temperature), against
-    the student's at that temperature, times temperature^2 (Hinton et al. 2015, arXiv 1503.02531).
-
-    >>> logits, labels = torch.tensor([[0.0, 0.0], [0.0, 9.0]]), torch.tensor([1, 1])
-    >>> round(class_loss(logits, labels, Objective()).item(), 3)
-    0.693
-    >>> round(class_loss(logits, labels, Objective(focal_gamma=2.0)).item(), 3)
-    0.173
-    """
-    weights = objective.class_weights
-    if objective.focal_gamma:
-        nats_N = F.cross_entropy(logits_NK, labels_N, reduction="none")
-        nats_N = nats_N * objective.focus(torch.exp(-nats_N))
-        hard = (nats_N if weights is None else nats_N * weights[labels_N]).sum()
-    else:
-        hard = F.cross_entropy(logits_NK, labels_N, weight=weights, reduction="sum")
-    if teacher_NK is None:
-        return hard
-    soft_labels = (teacher_NK / objective.temperature).softmax(dim=-1)
-    logits = logits_NK / objective.temperature
-    soft = objective.temperature**2 * F.cross_entropy(logits, soft_labels, reduction="sum")
-    return objective.mixed(soft, hard)
-
-
-def label_set_loss(
-    logits_NK: Tensor, labels_NK: Tensor, objective: Objective, teacher_NK: Tensor | None = None
-) -> Tensor:
-    """Binary cross-entropy in nats of each of K labels of an example, summed.
-
-    Class weights are those of the examples that have a label, as pos_weight of PyTorch. `focal` and
-    the temperature of a teacher are as in `class_loss`, a label for itself.
-    """
-    nats = F.binary_cross_entropy_with_logits(
-        logits_NK, labels_NK.float(), reduction="none", pos_weight=objective.class_weights
-    )
-    if objective.focal_gamma:
-        correct = torch.where(labels_NK.bool(), logits_NK.sigmoid(), (-logits_NK).sigmoid())
-        nats = nats * objective.focus(correct)
-    if teacher_NK is None:
-        return nats.sum()
-    soft_labels = (teacher_NK / objective.temperature).sigmoid()
-    logits = logits_NK / objective.temperature
-    soft = F.binary_cross_entropy_with_logits(logits, soft_labels, reduction="sum")
-    return objective.mixed(objective.temperature**2 * soft, nats.sum())
-
-
-def score_loss(
-    scores_N: Tensor, labels_N: Tensor, objective: Objective, teacher_N: Tensor | None = None
-) -> Tensor:
-    """Squared error, summed. A temperature is of logits, which scores are not."""
-    hard = F.mse_loss(scores_N, labels_N, reduction="sum")
-    if teacher_N is None:
-        return hard
-    return objective.mixed(F.mse_loss(scores_N, teacher_N, reduction="sum"), hard)
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from bertsmith.model.heads import TokenClassifier
 from bertsmith.tasks.answer_files import text_lines
 from bertsmith.tasks.labels import different, same_but_for_case
 from bertsmith.tasks.metrics import softmax
@@ -32,16 +30,7 @@ from bertsmith.tasks.tagging.summary import split_sentences, summarize_sentences
 from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import (
-    Batch,
-    Loss,
-    ModelTask,
-    Objective,
-    Records,
-    TaskType,
-    class_loss,
-    entropy,
-)
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
 
 OUTPUTS = (".conll", ".txt", ".jsonl")
 
@@ -57,7 +46,7 @@ class Tag(TaskType):
     """One tag for every word."""
 
     name = "tag"
-    head = TokenClassifier
+    head = "TokenClassifier"
     default_length = 256
     default_batch = 8  # rows, which hold several sentences each
 
@@ -111,12 +100,6 @@ class Tag(TaskType):
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return int((labels != IGNORED).sum())
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        is_labelled = batch["labels"] != IGNORED  # [B, S]
-        logits, labels = outputs[is_labelled], batch["labels"][is_labelled]  # [N, K], [N]
-        loss = class_loss(logits, labels, objective)
-        return loss, (logits.argmax(1) == labels).sum()
 
     def baseline_loss(self, features: TagFeatures) -> float:
         assert features.labels is not None

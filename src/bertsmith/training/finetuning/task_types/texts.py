@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from bertsmith.model.heads import OptionScorer, SequenceClassifier, TaskModel
 from bertsmith.tasks.answer_files import (
     AnswerTable,
     answer_columns,
@@ -35,18 +33,7 @@ from bertsmith.tasks.metrics import (
 )
 from bertsmith.tasks.task import EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import (
-    Batch,
-    Loss,
-    ModelTask,
-    Objective,
-    Records,
-    TaskType,
-    class_loss,
-    entropy,
-    label_set_loss,
-    score_loss,
-)
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
 
 
 class Labelled(NamedTuple):
@@ -61,13 +48,6 @@ class LabelType(TaskType):
 
     more_columns: tuple[str, ...] = ("probability",)
     """Columns of an answer after itself."""
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        """Cross-entropy of one class an example."""
-        labels = batch["labels"]
-        logits = outputs.view(len(labels), -1)  # of options [B * n, 1] -> [B, n]
-        loss = class_loss(logits, labels, objective, batch.get("teacher"))
-        return loss, (logits.argmax(1) == labels).sum()
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         """The columns that an answer adds to a row of a table, the answer itself first."""
@@ -102,7 +82,7 @@ class LabelType(TaskType):
 class TextType(LabelType):
     """A label for a text or a pair of texts."""
 
-    head = SequenceClassifier
+    head = "SequenceClassifier"
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
         return read_examples(path, task, label_names)
@@ -221,10 +201,6 @@ class Regress(TextType):
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 1
 
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        teacher = batch["teacher"][:, 0] if "teacher" in batch else None
-        return score_loss(outputs[:, 0], batch["labels"], objective, teacher), None
-
     def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
         return float(features.labels.var())
@@ -258,11 +234,6 @@ class MultiLabel(TextType):
 
     name = "multilabel"
     problem_type = "multi_label_classification"
-
-    def loss(self, outputs: Tensor, batch: Batch, objective: Objective) -> Loss:
-        labels = batch["labels"]
-        loss = label_set_loss(outputs, labels, objective, batch.get("teacher"))
-        return loss, ((outputs > 0) == labels).sum()
 
     def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
@@ -319,7 +290,7 @@ class Choice(LabelType):
     """The one of n options that continues the text."""
 
     name = "choice"
-    head: type[TaskModel] = OptionScorer
+    head = "OptionScorer"
     more_columns = ("option", "probability")
 
     def read(

@@ -1,0 +1,133 @@
+"""A model folder read without torch: its tokenizer, and its tensors by our names.
+
+Shapes are those of a BERT with the paper's layers; `model_folder.py` opens the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from bertsmith.checkpoints.config_json import TASK_KINDS, read_config
+from bertsmith.checkpoints.names import hugging_face_names
+from bertsmith.checkpoints.stored import (
+    StoredTensor,
+    check_layers,
+    check_shapes,
+    check_tied,
+    folder_tensors,
+    head_size,
+    not_made_for,
+)
+from bertsmith.model.config import ModelConfig
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder. Errors: ValueError for more pieces than the model has."""
+    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    if len(tokenizer.vocabulary) > rows:
+        raise ValueError(
+            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
+            f"{rows:,}: take the model's own tokenizer: pieces were perhaps added to it alone"
+        )
+    return tokenizer
+
+
+class ModelTensors(Mapping[str, np.ndarray]):
+    """Tensors by our names, float32, each read, or mapped, when it is asked for.
+
+    Errors: ValueError for NaN and infinity, and for what is no weight, then.
+    """
+
+    def __init__(self, parts: Mapping[str, list[StoredTensor]], missing: list[str]) -> None:
+        self._parts = parts
+        self.missing = missing
+        """Our names of a head's tensors that the folder lacks."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        arrays = [part.array() for part in self._parts[name]]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def open_tensors(folder: Path, kind: str) -> ModelTensors:
+    """The tensors that a model of `kind` (see `model_kind`) computes with; "Encoder": no head.
+
+    Errors: ValueError that names the folder, file or tensor at fault; as `load_model`.
+    """
+    config, stored = read_config(folder), folder_tensors(folder)
+    check_layers(folder, config, stored)
+    outputs = head_size(folder, stored, kind)
+    if outputs is None and kind in TASK_KINDS:
+        raise not_made_for(folder, kind)
+    shapes = model_shapes(config, kind, outputs or 0)
+    wanted: Shapes = {}
+    for name, (rows, *columns) in shapes.items():
+        parts = hugging_face_names(name)
+        wanted |= dict.fromkeys(parts, (rows // len(parts), *columns))
+    check_shapes(folder, config, wanted, stored)
+    if kind == "PreTrainingModel":
+        check_tied(stored)
+    found, missing = {}, []
+    for name in shapes:
+        parts = hugging_face_names(name)
+        if all(part in stored for part in parts):
+            found[name] = [stored[part] for part in parts]
+        else:
+            missing.append(name)
+    return ModelTensors(found, missing)
+
+
+def model_shapes(config: ModelConfig, kind: str, num_outputs: int) -> Shapes:
+    """The shape of each tensor that answers are computed with, by our names.
+
+    >>> shapes = model_shapes(ModelConfig(100, hidden_size=96), "SequenceClassifier", 3)
+    >>> shapes["encoder.layers.11.qkv.weight"], shapes["classifier.bias"]
+    ((288, 96), (3,))
+    """
+    size, wide = config.hidden_size, config.intermediate_size
+    own = "encoder.embeddings"
+    shapes: Shapes = {
+        f"{own}.token.weight": (config.vocab_size, size),
+        f"{own}.position.weight": (config.max_positions, size),
+        f"{own}.segment.weight": (config.type_vocab_size, size),
+        **_norm(f"{own}.norm", size),
+    }
+    for n in range(config.num_layers):
+        layer = f"encoder.layers.{n}"
+        shapes |= {
+            **_linear(f"{layer}.qkv", 3 * size, size),
+            **_linear(f"{layer}.attention_output", size, size),
+            **_norm(f"{layer}.attention_norm", size),
+            **_linear(f"{layer}.intermediate", wide, size),
+            **_linear(f"{layer}.output", size, wide),
+            **_norm(f"{layer}.output_norm", size),
+        }
+    if kind in ("SequenceClassifier", "OptionScorer"):
+        shapes |= _linear("pooler.dense", size, size)
+    if kind in ("SequenceClassifier", "OptionScorer", "TokenClassifier"):
+        shapes |= _linear("classifier", num_outputs, size)
+    elif kind == "SpanPredictor":
+        shapes |= _linear("span", num_outputs, size)
+    elif kind == "PreTrainingModel":
+        shapes |= _linear("mlm.dense", size, size) | _norm("mlm.norm", size)
+        shapes["mlm.bias"] = (config.vocab_size,)
+    return shapes
+
+
+def _linear(name: str, outputs: int, inputs: int) -> Shapes:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def _norm(name: str, size: int) -> Shapes:
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}

@@ -1,0 +1,241 @@
+"""A model folder's tensors on disk: by their files' headers, then as float32 arrays. No torch.
+
+Only pickled weights are read by PyTorch, which is imported where a folder has no others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bertsmith.base.files import read_json_object
+from bertsmith.checkpoints.config_json import (
+    CLASS_PREFIX,
+    TASK_HEADS,
+    TASK_KINDS,
+    config_path,
+    model_kind,
+)
+from bertsmith.checkpoints.names import (
+    GLOBAL_STEP,
+    KERNEL,
+    SLOTS,
+    TIED_MATRIX,
+    canonical,
+    spelled,
+)
+from bertsmith.checkpoints.tensorflow.bundle import INDEX, IS_SHARD, Bundle
+from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix, open_checkpoint
+from bertsmith.model.config import ModelConfig
+
+WEIGHTS, PICKLED = "model.safetensors", ".bin"
+WEIGHT_FILES = WEIGHTS, f"pytorch_model{PICKLED}"  # in parts: beside an index of this name and:
+INDEX_SUFFIX = ".index.json"
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+ENCODER = ("bert.embeddings.", "bert.encoder.")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file, known by the file's header alone."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]  # as ours, whatever the file's
+    source: Any = None
+    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor, or (dtype, first byte)."""
+
+    def array(self) -> np.ndarray:
+        """Its numbers, float32, mapped from the file where they are that already.
+
+        Errors: ValueError for what is no weight, NaN and infinity.
+        """
+        if isinstance(self.source, Bundle):
+            array = bundle_array(self.source, self.name, self.name).astype(np.float32)
+        elif isinstance(self.source, tuple):
+            array = self._mapped(*self.source)
+        else:
+            array = self.source.float().numpy()
+        # NaN is both the smallest and the largest number; this reads once and writes nothing
+        if array.size and not np.isfinite([array.min(), array.max()]).all():
+            raise not_finite(self)
+        return array
+
+    def _mapped(self, dtype: str, first: int) -> np.ndarray:
+        if dtype not in DTYPES:
+            raise ValueError(f"{self.file}: '{self.name}' holds {dtype} numbers, not weights")
+        if 0 in self.shape:
+            return np.empty(self.shape, np.float32)
+        mapped = np.memmap(self.file, DTYPES[dtype], "c", first, self.shape)
+        array = np.require(np.asarray(mapped), requirements="A")  # a map starts at any byte
+        if dtype == "BF16":  # the upper half of a float32's bits
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float32, copy=False)
+
+
+def not_finite(tensor: StoredTensor) -> ValueError:
+    """The error for a tensor with NaN or infinity in it."""
+    return ValueError(
+        f"{tensor.file}: '{tensor.name}' holds NaN or infinity: take an earlier checkpoint, or "
+        "copy or download the model again"
+    )
+
+
+def bundle_array(bundle: Bundle, name: str, weight: str) -> np.ndarray:
+    """A tensor of a checkpoint of TensorFlow's, turned as the weight it is or belongs to."""
+    values = bundle.read(name)
+    if values.dtype.kind != "f":
+        raise ValueError(f"{bundle.index}: '{name}' holds {values.dtype} numbers, not weights")
+    return np.ascontiguousarray(values.T if weight.endswith(KERNEL) else values)
+
+
+def stored_tensors(file: Path) -> list[StoredTensor]:
+    """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError.
+
+    Those of a checkpoint of Google's are in its index, without what belongs to its optimizer.
+    """
+    if file.suffix == PICKLED:
+        from bertsmith.checkpoints.pickled import read_pickled  # imports torch
+
+        tensors = read_pickled(file)
+        return [StoredTensor(file, name, tuple(x.shape), x) for name, x in tensors.items()]
+    if file.name.endswith(INDEX):
+        bundle = open_checkpoint(file.with_name(file.name.removesuffix(INDEX)))
+        return [
+            StoredTensor(file, name, _turned(name, bundle.shape(name)), bundle)
+            for name in bundle.names
+            if name != GLOBAL_STEP and not name.endswith(tuple(SLOTS))
+        ]
+    if IS_SHARD.search(file.name):
+        return []
+    with opened(file, "np"):  # its reader checks the header, also beside the file's size
+        pass
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    return [
+        StoredTensor(
+            *(file, name, tuple(entry["shape"])),
+            (entry["dtype"], 8 + size + entry["data_offsets"][0]),
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]
+
+
+def _turned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if name.endswith(KERNEL) else shape
+
+
+@contextmanager
+def opened(file: Path, framework: str) -> Iterator[safe_open]:
+    """A safetensors file; framework "np" or "pt". Errors: ValueError for a damaged one."""
+    try:
+        with safe_open(file, framework=framework) as tensors:
+            yield tensors
+    except SafetensorError as error:
+        damaged = f"{file}: truncated or damaged ({error}): copy or download it again"
+        raise ValueError(damaged) from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's weights, safetensors before pickled ones and Google's.
+
+    Errors: ValueError if there are none.
+    """
+    for name in WEIGHT_FILES:
+        if (folder / name).exists():
+            return [folder / name]
+        if (index := folder / f"{name}{INDEX_SUFFIX}").exists():
+            return _shards(index)
+    if prefix := checkpoint_prefix(folder):
+        bundle = open_checkpoint(prefix)
+        return [bundle.index, *bundle.shards()]
+    raise ValueError(
+        f"{folder}: no {' or '.join(WEIGHT_FILES)}, so not a folder with a model (or not downloaded"
+        " whole, or with weights of another framework)"
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: no weight_map with the names of the files")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise ValueError(f"{index}: '{name}' is not the name of a file beside it")
+        if not index.with_name(name).exists():
+            raise ValueError(f"{index.with_name(name)}: missing, though {index.name} names it")
+    return [index.with_name(name) for name in names]
+
+
+def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Canonical name -> tensor of a folder. Errors: as `weight_files`."""
+    files = weight_files(folder)
+    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+
+
+def head_size(folder: Path, stored: Mapping[str, StoredTensor], kind: str) -> int | None:
+    """The number of outputs of a folder's task head; None: it has none of that kind."""
+    # heads of different tasks have the same name, so the architecture must be the right one
+    heads = [tensor for name, tensor in stored.items() if name.startswith(TASK_HEADS)]
+    return heads[0].shape[0] if heads and model_kind(folder) == kind else None
+
+
+def not_made_for(folder: Path, kind: str) -> ValueError:
+    """The error for a folder without a head of that kind."""
+    asked = "fine-tuned classifier" if kind == "SequenceClassifier" else kind
+    found = model_kind(folder)
+    but = f" but a {found}" if found in TASK_KINDS else ""
+    return ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
+
+
+def check_layers(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse another number of layers than the configuration's, which could be any. ValueError."""
+    matches = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in stored)
+    layers = {int(match[1]) for match in matches if match}
+    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
+        raise ValueError(
+            f"{folder}: {config_path(folder).name} says {config.num_layers} layers, but the "
+            f"weights hold {len(layers)}"
+        )
+
+
+def check_shapes(
+    folder: Path,
+    config: ModelConfig,
+    wanted: Mapping[str, tuple[int, ...]],
+    usable: Mapping[str, StoredTensor],
+) -> None:
+    """Refuse tensors of other shapes than the `wanted` by canonical names, and an encoder without
+    one of them. Errors: ValueError."""
+    for name, shape in wanted.items():
+        if name not in usable:
+            if name.startswith(ENCODER):
+                theirs = spelled(name, CLASS_PREFIX[config.family])
+                raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
+        elif (found := usable[name]).shape != shape:
+            raise ValueError(
+                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by "
+                f"{config_path(folder).name} it should have {list(shape)}"
+            )
+
+
+def check_tied(stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse, by ValueError, a masked-LM head with another matrix than the token embedding."""
+    if TIED_MATRIX in stored:
+        token, output = stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]
+        if not np.array_equal(token.array(), output.array()):
+            raise ValueError(
+                f"{output.file}: '{output.name}' differs from the token embedding, to "
+                "which bertsmith ties it"
+            )

@@ -1,0 +1,87 @@
+"""PyTorch's engine: models that ours cannot read, bf16, and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertsmith.checkpoints.model_folder import CLASSES, load_model
+from bertsmith.inference.engines.processor import Processor
+from bertsmith.tasks.features import Features
+from bertsmith.tasks.vectors import Pool
+from bertsmith.training.finetuning.hidden_states import head_outputs, sentence_vectors, states_at
+from bertsmith.training.replicas import computed, row_batches
+
+BATCH_TOKENS = 4096  # of states of all layers
+MASKED_TOKENS = 1024  # each masked position among them costs a row of the vocabulary's size
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A folder's model, on its device, without dropout; its methods are those of `Runner`."""
+
+    model: Any
+    missing: list[str]
+    """Our names of tensors that the folder lacks."""
+
+    @classmethod
+    def open(cls, folder: Path, kind: str, device: str) -> TorchModel:
+        """Errors: ValueError as `load_model`."""
+        loaded = load_model(folder, CLASSES[kind])
+        return cls(loaded.model.to(device).eval(), loaded.missing)
+
+    def outputs(
+        self, features: Features, processor: Processor, on_batch: Callable[[int], None] | None
+    ) -> np.ndarray:
+        pad_id = self.model.config.pad_id
+        return head_outputs(self.model, features, pad_id, processor.engine(), on_batch=on_batch)
+
+    def vectors(
+        self,
+        features: Features,
+        pool: Pool,
+        skip: int,
+        processor: Processor,
+        on_batch: Callable[[int], None] | None,
+    ) -> np.ndarray:
+        encoder, engine = self.model.encoder, processor.engine()
+        return sentence_vectors(encoder, features, engine, pool, on_batch, skip)
+
+    def states_at(
+        self,
+        features: Features,
+        places: np.ndarray,
+        layers: Sequence[int],
+        processor: Processor,
+        on_batch: Callable[[int], None] | None,
+    ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        encoder, engine = self.model.encoder, processor.engine()
+        batches = states_at(encoder, features, places, layers, engine, BATCH_TOKENS, on_batch)
+        for taken, states in batches:
+            yield taken, [layer.cpu().numpy() for layer in states]
+
+    def log_probabilities(
+        self, features: Features, places: np.ndarray, processor: Processor
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        engine, pad_id = processor.engine(), self.model.config.pad_id
+        edges = np.searchsorted(places, features.boundaries)
+        counts = np.diff(edges)
+
+        def scores_of(rows: np.ndarray) -> np.ndarray:
+            wanted = np.zeros((len(rows), counts[rows].max()), np.int64)
+            for place, row in enumerate(rows):
+                own = places[edges[row] : edges[row + 1]] - features.boundaries[row]
+                wanted[place, : len(own)] = own
+            batch = map(engine.tensor, features.padded(rows, pad_id))
+            logits = self.model(*batch, engine.tensor(wanted)).mlm_logits
+            scores = logits.float().log_softmax(dim=-1).unflatten(0, wanted.shape)
+            return scores.cpu().numpy()
+
+        batches = row_batches(engine, features.lengths, MASKED_TOKENS)
+        for rows, scores_BPV in zip(batches, computed(engine, scores_of, batches), strict=True):
+            for place, row in enumerate(rows.tolist()):
+                yield row, scores_BPV[place, : counts[row]]

@@ -1,0 +1,58 @@
+"""Vectors of texts beside the model: the rows they are read from, ways to pool, cosines, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from bertsmith.tasks.features import Features
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+
+Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
+
+
+def check_pool(pool: Pool, causal: bool) -> None:
+    """Refuse an unknown pool, and a vector that is the same for all texts. Errors: ValueError."""
+    if pool not in get_args(Pool):
+        raise ValueError(f"`pool={pool!r}`: known are {', '.join(get_args(Pool))}")
+    if pool == "cls" and causal:
+        raise ValueError(
+            "`pool='cls'`: in a left-to-right model [CLS] sees nothing of the text: use"
+            " `pool='mean'`"
+        )
+
+
+def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:
+    """[CLS] text [SEP] of each text; longer ones keep their head."""
+    rows = tokenizer.rows(texts, max_length=max_length, offsets=False)
+    return Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, rows.num_cut)
+
+
+def unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Divide vectors [N, H] by their lengths; those of length 0 stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The cosine of each row of one with the same row of the other: [N, H], [N, H] -> [N].
+
+    A vector of length 0 has the cosine 0 with every other.
+
+    >>> cosines(np.array([[3.0, 4.0], [1.0, 0.0]]), np.array([[6.0, 8.0], [0.0, 2.0]]))
+    array([1., 0.])
+    """
+    return (unit_length(left) * unit_length(right)).sum(axis=1)
+
+
+def float16_file(path: Path, shape: tuple[int, ...]) -> np.memmap:
+    """Make a .npy to be written in place. Errors: OSError when the disk has no room for it."""
+    vectors = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # else a full disk would end the process without a word
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return vectors
