@@ -140,8 +140,8 @@ def _best(
                 refusal = error
             else:
                 return report
-    assert refusal is not None
-    raise refusal
+        assert refusal is not None
+        raise refusal
 
 
 def _attempts(

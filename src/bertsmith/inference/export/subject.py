@@ -85,9 +85,10 @@ class Subject:
         if self.head != "encoder":
             return self.predictor.outputs(rows)
         every, last = np.arange(len(rows.ids)), self.predictor.config.num_layers
-        return np.concatenate(
-            [states[0] for _, states in self.predictor.states_at(rows, every, [last])]
-        )
+        found = np.empty((len(every), self.predictor.config.hidden_size), np.float32)
+        for tokens, states in self.predictor.states_at(rows, every, [last]):
+            found[tokens] = states[0]
+        return found
 
     def outputs(self, session: Session, rows: Features | None = None) -> np.ndarray:
         """The same of exported files."""
