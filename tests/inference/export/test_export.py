@@ -1,4 +1,4 @@
-"""Exported files against transformers-like references: every head, the gate, the command."""
+"""Exported files against the model: every head, the gate, the command, other programs."""
 
 import json
 import subprocess
@@ -49,7 +49,12 @@ VARIANTS = {
     "electra": {"family": "electra", "embedding_size": 8},
 }
 PLAIN = [("bert", head) for head in HEADS]
-OTHERS = [(name, head) for name in VARIANTS if name != "bert" for head in ("sequence", "masked-lm")]
+OTHERS = [
+    pytest.param(name, head, marks=pytest.mark.slow)
+    for name in VARIANTS
+    if name != "bert"
+    for head in ("sequence", "masked-lm")
+]
 LINES = ["the cat sat on the mat .", "a dog ran", "b c d e f g h a b c d e f", "the dog ."]
 
 
@@ -188,6 +193,25 @@ def test_texts_without_labels(tmp_path, target, head):
     assert report.largest_difference < 1e-5 and (report.metrics is None) == (head != "token")
 
 
+def test_labelled_data_of_other_tasks(tmp_path, target):
+    answer = {"text": "cat", "answer_start": 4}
+    asked = {"id": "1", "question": "the dog", "answers": [answer]}
+    paragraph = {"context": LINES[0], "qas": [asked, asked | {"id": "2"}]}
+    squad = {"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+    questions = write(tmp_path / "dev.json", json.dumps(squad))
+    config = ModelConfig(SIZE, 32, 2, 2, 64, max_positions=32)
+    scorer = random_model(
+        tmp_path / "scorer", TOKENIZER, SequenceClassifier, 1, config=config,
+        problem_type="regression",
+    )  # fmt: skip
+    scores = write(tmp_path / "dev.csv", ["text,label", *(f"{x},{len(x)}" for x in LINES)])
+    pairs = (made(tmp_path / "span", "span"), questions, "answer_f1"), (scorer, scores, "pearson")
+    for folder, dev, metric in pairs:
+        report = bertsmith.export(folder, tmp_path / metric, to=target.name, dev=dev)
+        assert next(iter(report.metrics)) == metric and report.agreement == 1
+        assert report.drop == pytest.approx(0, abs=1e-5)
+
+
 def test_a_run_knows_its_dev_set(reviews, tmp_path, target):
     folder, dev = reviews
     tuned = tmp_path / "run"
@@ -214,9 +238,9 @@ def test_the_product_with_outliers_is_ranked_first(tmp_path):
 
 
 def report_of(**changed):
-    fields = dict(file="f", format="onnx", precision="int8", compared_on="dev", examples=9,
-                  agreement=0.9, largest_difference=0.5, metrics=None, bytes=1, speed={}, threads=1)  # fmt: skip
-    return ExportReport(**fields | changed)
+    fields = {"file": "f", "format": "onnx", "precision": "int8", "compared_on": "dev"}
+    fields |= {"examples": 9, "agreement": 0.9, "largest_difference": 0.5, "metrics": None}
+    return ExportReport(**fields | {"bytes": 1, "speed": {}, "threads": 1} | changed)
 
 
 @pytest.mark.parametrize(

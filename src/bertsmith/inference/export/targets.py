@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import logging
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -185,12 +184,12 @@ def _outside(model: ModelProto) -> list[str]:
 
 @contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Keep a library's advice on its own use off the terminal, its progress off stdout."""
+    """Keep a library's advice on its own use, and its bars, off the terminal."""
     log = logging.getLogger(logger)
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(io.StringIO()):
             yield
     finally:
         log.setLevel(before)
