@@ -25,7 +25,7 @@ ALLOWED = {
     "reports": {"base", "text", "tasks"},
     "checkpoints": {"base", "text", "model"},
     "training": {"base", "text", "corpus", "tasks", "model", "checkpoints"},
-    "inference": {"base", "text", "tasks", "model", "checkpoints", "training"},
+    "inference": {"base", "text", "tasks", "model", "checkpoints", "training", "reports"},
 }
 ALLOWED["experiments"] = {*ALLOWED} - {"reports"}  # only cli reaches them
 ALLOWED["cli"] = {*ALLOWED, ""}  # it is a user of the public names

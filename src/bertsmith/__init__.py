@@ -26,6 +26,9 @@ Vectors of texts: bertsmith.search(vectors, queries) finds the nearest
 by exact cosine, also in files that do not fit into memory;
 bertsmith.quantize narrows them to int8 or bits.
 
+bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
+or OpenVINO, and compares them with the model.
+
 An answer has to_dict() for JSON. text_pair is the second text of a
 model of pairs.
 
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from bertsmith.inference.embeddings.vectors import quantize as quantize
     from bertsmith.inference.evaluation import Evaluation as Evaluation
     from bertsmith.inference.evaluation import evaluate as evaluate
+    from bertsmith.inference.export.comparison import ExportReport as ExportReport
+    from bertsmith.inference.export.export import export as export
     from bertsmith.inference.features import open_features as open_features
     from bertsmith.inference.predictor import Predictor as Predictor
     from bertsmith.inference.predictor import load as load
@@ -114,6 +119,8 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.embeddings.search": ("search",),
     "inference.embeddings.vectors": ("quantize",),
     "inference.evaluation": ("Evaluation", "evaluate"),
+    "inference.export.comparison": ("ExportReport",),
+    "inference.export.export": ("export",),
     "inference.features": ("open_features",),
     "inference.predictor": ("Predictor", "load"),
     "model.config": ("ModelConfig",),

@@ -53,6 +53,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "search": ("features", "find the texts nearest to a query, by their vectors"),
         "features": ("features", "write a vector for every word, of any layers"),
         "convert": ("models", "write any model as one clean folder, proved equal"),
+        "export": ("models", "write files for ONNX Runtime or OpenVINO, and compare them"),
         "extend-positions": ("models", "let an existing model read longer rows"),
     },
     "measure": {
@@ -76,6 +77,10 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C en
 # Import name of an optional package -> its own name, and the extra that installs it.
 EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
+    "nncf": ("nncf", "openvino"),
+    "onnx": ("onnx", "onnx"),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "openvino": ("OpenVINO", "openvino"),
     "optuna": ("Optuna", "train"),
     "ray": ("Ray", "ray"),
     "rensa": ("rensa", "dedup"),

@@ -1,4 +1,4 @@
-"""Commands: convert, extend-positions."""
+"""Commands: convert, export, extend-positions."""
 
 from __future__ import annotations
 
@@ -60,6 +60,48 @@ def run_convert(settings: Convert) -> None:
         print(f"missing from {settings.source}, not written: {name}")
     for name in converted.unused:
         print(f"unused, not written: {name}")
+
+
+@dataclass
+class Export:
+    """Write a model for ONNX Runtime or OpenVINO, and keep it if it answers like the model.
+
+    Examples:
+      bertsmith export runs/reviews --to onnx --out reviews-onnx
+      bertsmith export runs/reviews --to onnx --int8 --dev dev.csv --out reviews-int8
+      bertsmith export runs/pairs --to openvino --bf16 --dev texts.txt --out pairs-openvino
+
+    The files are run on the dev data beside the model in float32: share of equal answers, largest
+    difference, the task's metric with its interval, size and time are printed and written into
+    OUT/export.json. int8 that loses more than --max-drop is tried again with some products in
+    float, those behind GELU first; if that does not help, nothing is kept.
+    """
+
+    model: tyro.conf.Positional[str]
+    """Run directory, Hugging Face folder or hub name."""
+    out: Path
+    """Folder to write; it must be new or empty. sentence-transformers, optimum and transformers.js
+    open it."""
+    to: Literal["onnx", "openvino"]
+    """onnx: OUT/onnx/model.onnx (int8: model_quantized.onnx); openvino:
+    OUT/openvino/openvino_model.xml."""
+    int8: bool = False
+    """Weights and inputs of the layers' products in 8 bits."""
+    bf16: bool = False
+    """Products in bf16, weights of 16 bits; OpenVINO alone."""
+    dev: Path | None = None
+    """Data to compare on: of the task, or texts for a model without one. Default: the run's own dev
+    set."""
+    max_drop: float = 0.01
+    """Most that the main metric may lose (without labels: the share of equal answers)."""
+
+
+def run_export(settings: Export) -> None:
+    import bertsmith
+
+    report = bertsmith.export(**vars(settings))
+    first, *others = report.lines()
+    print(f"{settings.out}/{first}", *others, sep="\n")
 
 
 @dataclass

@@ -1,0 +1,195 @@
+"""The programs that a model is exported to: each writes its files and opens them again.
+
+A session takes arrays by the names of `input_names` and gives the graph's outputs in their order.
+"""
+
+# pyright: reportMissingImports=false
+# the packages are extras
+
+from __future__ import annotations
+
+import io
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Precision = Literal["float32", "int8", "bf16"]
+Feeds = Mapping[str, np.ndarray]
+Session = Callable[[Feeds], list[np.ndarray]]
+CALIBRATION_ROWS = 300
+QUANTIZED = "bert.encoder.layer."  # heads are small, and stay in float
+
+
+class Target(ABC):
+    """One program. `kept` are names of products that stay in float."""
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    precisions: ClassVar[tuple[Precision, ...]]
+
+    def check_installed(self) -> None:
+        """Errors: ModuleNotFoundError that names the extra."""
+        for package in self.packages:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(
+                    f"{package} is not installed: pip install 'bertsmith[{self.name}]'",
+                    name=package,
+                )
+
+    @abstractmethod
+    def path(self, folder: Path, precision: Precision) -> Path:
+        """The main file, where other programs look for it in a model folder."""
+
+    @abstractmethod
+    def write(
+        self,
+        model: ModelProto,
+        path: Path,
+        precision: Precision,
+        kept: Sequence[str] = (),
+        rows: Sequence[Feeds] = (),
+    ) -> None:
+        """Write the files; `rows` calibrate int8, where that needs it."""
+
+    @abstractmethod
+    def open(self, path: Path, precision: Precision, threads: int) -> Session:
+        """Read the file and make it ready to answer."""
+
+
+class Onnx(Target):
+    """ONNX Runtime, and transformers.js, which has it in the browser."""
+
+    name = "onnx"
+    packages = ("onnx", "onnxruntime")
+    precisions = ("float32", "int8")
+
+    def path(self, folder: Path, precision: Precision) -> Path:
+        # optimum and transformers.js (dtype q8) call it so
+        name = "model_quantized.onnx" if precision == "int8" else "model.onnx"
+        return folder / "onnx" / name
+
+    def write(
+        self,
+        model: ModelProto,
+        path: Path,
+        precision: Precision,
+        kept: Sequence[str] = (),
+        rows: Sequence[Feeds] = (),
+    ) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if precision == "float32":
+            path.write_bytes(model.SerializeToString())
+            return
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        with _quiet(""):
+            quantize_dynamic(
+                model,
+                path,
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=[*kept, *_outside(model)],
+                extra_options={"MatMulConstBOnly": True},
+            )
+
+    def open(self, path: Path, precision: Precision, threads: int) -> Session:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda feeds: list(session.run(None, dict(feeds)))
+
+
+class OpenVino(Target):
+    """OpenVINO, Intel's, on a CPU."""
+
+    name = "openvino"
+    packages = ("onnx", "openvino", "nncf")
+    precisions = ("float32", "int8", "bf16")
+
+    def path(self, folder: Path, precision: Precision) -> Path:
+        return folder / "openvino" / "openvino_model.xml"
+
+    def write(
+        self,
+        model: ModelProto,
+        path: Path,
+        precision: Precision,
+        kept: Sequence[str] = (),
+        rows: Sequence[Feeds] = (),
+    ) -> None:
+        import openvino
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        converted = openvino.convert_model(io.BytesIO(model.SerializeToString()))
+        if precision == "int8":
+            import nncf
+
+            present = {node.get_friendly_name() for node in converted.get_ops()}
+            assert present.issuperset(kept)
+            # a last product whose bias is 0 has the name of its output
+            outputs = (output.name for output in model.graph.output)
+            ignored = [n for n in (*kept, *_outside(model), *outputs) if n in present]
+            with _quiet("nncf"):
+                converted = nncf.quantize(
+                    converted,
+                    nncf.Dataset([dict(row) for row in rows]),
+                    subset_size=CALIBRATION_ROWS,
+                    model_type=nncf.ModelType.TRANSFORMER,
+                    ignored_scope=nncf.IgnoredScope(names=ignored),
+                )
+        # bf16 is how a processor multiplies, not a file's: 16 bits hold the weights in both
+        openvino.save_model(converted, path, compress_to_fp16=precision == "bf16")
+
+    def open(self, path: Path, precision: Precision, threads: int) -> Session:
+        import openvino
+
+        hint = "bf16" if precision == "bf16" else "f32"  # else bf16 wherever the processor has it
+        settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+        compiled = openvino.Core().compile_model(path, "CPU", settings)
+
+        def run(feeds: Feeds) -> list[np.ndarray]:
+            found = compiled(dict(feeds))
+            return [found[number] for number in range(len(compiled.outputs))]
+
+        return run
+
+
+TARGETS: dict[str, Target] = {target.name: target for target in (Onnx(), OpenVino())}
+
+
+def _outside(model: ModelProto) -> list[str]:
+    """Products with weights that are not of the encoder's layers."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [
+        node.name
+        for node in model.graph.node
+        if node.op_type == "MatMul"
+        and (node.input[1] in weights or node.name == "cls.predictions.decoder")
+        and not node.name.startswith(QUANTIZED)
+    ]
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Keep a library's advice on its own use, and its bars, off the terminal."""
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(before)
