@@ -61,14 +61,10 @@ def read_texts(name: str, data: Path | None) -> tuple[list[str], list[str]] | No
         texts = [text for module in modules for text in module.paragraphs]
         return evenly(texts[::2], 872), evenly(texts[1::2], SAMPLES)
     names = ("SST-2/dev.tsv", "SST-2/train.tsv") if name == "sst2" else ("test.txt", "valid.txt")
-    files = (
-        [data / ("glue" if name == "sst2" else "wikitext-2") / file for file in names]
-        if data
-        else []
-    )
-    if not files or not all(file.exists() for file in files):
+    folder = data and data / ("glue" if name == "sst2" else "wikitext-2")
+    if not folder or not all((folder / file).exists() for file in names):
         return None
-    lines = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    lines = [(folder / file).read_text(encoding="utf-8").splitlines() for file in names]
     if name == "sst2":
         measured, others = ([line.split("\t")[0] for line in part[1:]] for part in lines)
         return measured, others[:SAMPLES]
@@ -313,12 +309,15 @@ def main() -> None:
 
 def about(arguments: argparse.Namespace) -> dict[str, Any]:
     """When, on what and by which command."""
-    words = ["python", "benchmarks/inference.py", "--models", *arguments.models]
+    models = [Path(model).name for model in arguments.models]
+    words = ["--peers=DIR"] if arguments.peers else []
+    words += ["--data=DATA"] if arguments.data else []
+    words += ["--models", *models, f"--turns={arguments.turns}"]
+    words += ["--texts", *arguments.texts] if arguments.texts else []
     words += ["--systems", *arguments.systems] if arguments.systems != [""] else []
     words += [f"--limit={arguments.limit}"] if arguments.limit else []
-    words += [f"--turns={arguments.turns}"]
     return {
-        "command": shlex.join(words).replace(str(arguments.peers), "DIR"),
+        "command": f"python benchmarks/inference.py {shlex.join(words)}",
         "date": datetime.now(UTC).date().isoformat(),
         "machine": about_machine(),
     }

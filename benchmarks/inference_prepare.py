@@ -28,7 +28,7 @@ ENVIRONMENTS = {  # which exclude one another: transformers 4, 5.5 and 5.23, tor
         *["onnx==1.23.2", "onnxscript==0.7.2", "ctranslate2==4.8.5"],
     ],
     "sentence-transformers-onnx": [
-        *[TORCH, "transformers==4.57.6", "sentence-transformers<6"],
+        *[TORCH, "transformers==4.57.6", "sentence-transformers==5.7.0"],
         *["optimum-onnx[onnxruntime]==0.1.0", "onnxruntime==1.32.0"],
     ],
     "sentence-transformers-openvino": [
@@ -38,6 +38,7 @@ ENVIRONMENTS = {  # which exclude one another: transformers 4, 5.5 and 5.23, tor
     "zentorch": [TORCH, "zentorch==2.13.0.2", "transformers==5.23.0"],
     "fastembed": ["fastembed==0.9.1"],
 }
+UNWANTED = "torchvision"  # built for CUDA, it fails to load beside torch's build for CPUs
 FORMS = {  # form: the environment that makes it; in this order
     "onnx": "torch",
     "ctranslate2": "torch",
@@ -63,7 +64,8 @@ def prepare(peers: Path, model: Path, calibration: list[str]) -> None:
         if not made.exists():
             say(f"environment {name}: {' '.join(pins)}")
             venv.create(peers / name, clear=True, with_pip=True)
-            if run([python_of(peers, name), "-m", "pip", "install", "-q", *pins]):
+            pip = [python_of(peers, name), "-m", "pip"]
+            if run([*pip, "install", "-q", *pins]) and run([*pip, "uninstall", "-qy", UNWANTED]):
                 made.touch()
     (model / "calibration.json").write_text(json.dumps(calibration[:SAMPLES]))
     for form, name in FORMS.items():
