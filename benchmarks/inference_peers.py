@@ -7,7 +7,7 @@ so nothing but the standard library and NumPy is imported before the system is k
 
 A line of JSON says that it is loaded and has seen some texts, which are not measured. Then it
 answers each line of its input with a line: "fresh" (latency of texts of any shape), "turn" (all
-modes), "memory", and "vectors FILE".
+modes), "memory", and "vectors FILE" (of the last turn).
 """
 
 from __future__ import annotations
@@ -332,17 +332,17 @@ def latencies(engine: Engine, texts: list[str], size: int) -> list[float]:
     return found
 
 
-def turn(engine: Engine, modes: dict[str, list[str]]) -> dict[str, list[float]]:
-    """Seconds of each call, by mode."""
-    found = {}
+def turn(engine: Engine, modes: dict[str, list[str]]) -> tuple[dict[str, list[float]], np.ndarray]:
+    """(Seconds of each call, by mode, the vectors of "offline")."""
+    found, vectors = {}, np.empty(0)
     for mode, texts in modes.items():
         if mode == "offline":
             started = time.perf_counter()
-            engine.all(texts)
+            vectors = engine.all(texts)
             found[mode] = [time.perf_counter() - started]
         else:
             found[mode] = latencies(engine, texts, int(mode.split()[1]))
-    return found
+    return found, vectors
 
 
 def memory_mb() -> int:
@@ -374,16 +374,18 @@ def main() -> None:
             "load_seconds": round(time.perf_counter() - started, 2),
         }
     )
+    vectors = np.empty(0)
     for line in sys.stdin:
         command, _, file = line.strip().partition(" ")
         if command == "fresh":
             answer(latencies(engine, job.fresh, 1))
         elif command == "turn":
-            answer(turn(engine, job.modes))
+            seconds, vectors = turn(engine, job.modes)
+            answer(seconds)
         elif command == "memory":
             answer(memory_mb())
         else:
-            np.save(file, engine.all(job.modes["offline"]))
+            np.save(file, vectors)
             answer(True)
 
 
