@@ -309,13 +309,13 @@ SYSTEMS = {
         f"sentence-transformers, {backend}": System(
             environment,
             "sentence-transformers",
-            "float32",
+            precision,
             lambda job, backend=backend: sentence_transformers(job, backend),
         )
-        for backend, environment in (
-            ("torch", "torch"),
-            ("onnx", "sentence-transformers-onnx"),
-            ("openvino", "sentence-transformers-openvino"),
+        for backend, environment, precision in (
+            ("torch", "torch", "float32"),
+            ("onnx", "sentence-transformers-onnx", "float32"),
+            ("openvino", "sentence-transformers-openvino", "bf16"),  # OpenVINO's own choice
         )
     },
     "fastembed": System("fastembed", "fastembed", "float32", fastembed),

@@ -32,8 +32,9 @@ ENVIRONMENTS = {  # which exclude one another: transformers 4, 5.5 and 5.23, tor
         *["optimum-onnx[onnxruntime]==0.1.0", "onnxruntime==1.32.0"],
     ],
     "sentence-transformers-openvino": [
-        *[TORCH, "sentence-transformers==6.2.0"],
-        *["optimum-intel==2.2.0", "openvino==2026.4.1"],
+        *[TORCH, "transformers==5.5.4", "sentence-transformers==6.2.0", "optimum-intel==2.2.0"],
+        *["huggingface_hub==1.21.0", "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0"],
+        *["nncf==3.4.0", "optimum==2.3.0", "torchvision==0.28.0"],
     ],
     "zentorch": [TORCH, "zentorch==2.13.0.2", "transformers==5.23.0"],
     "fastembed": ["fastembed==0.9.1"],
