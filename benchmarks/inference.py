@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ REFERENCE = ("transformers, float32", "bertsmith, float32")  # the first that is
 OTHERS = 32  # texts of the warm-up
 SLOW, EVERY = 3.0, 3  # seconds; turns
 PARAGRAPHS = 200
+LOADING = 240  # seconds, compilation included
 
 
 def read_texts(name: str, data: Path | None) -> tuple[list[str], list[str]] | None:
@@ -121,6 +123,7 @@ class Process:
                 text=True,
                 env=variables,
             )
+        self.facts: dict[str, Any] = {}
         self.turns: dict[int, dict[str, list[float]]] = {}
 
     def ask(self, command: str) -> Any:
@@ -156,11 +159,15 @@ def processes(
                 absent[name] = "its environment is not prepared"
                 continue
             system = Process(name, peers, job)
+            timer = Timer(LOADING, system.process.kill)
+            timer.start()
             try:
                 system.facts = system.answer()
                 systems.append(system)
             except SystemExit as reason:
-                absent[name] = str(reason)
+                late = timer.finished.is_set()
+                absent[name] = f"not loaded in {LOADING} s" if late else str(reason)
+            timer.cancel()
             print(f"{name}: {absent.get(name, 'loaded')}", file=sys.stderr, flush=True)
         yield systems, absent
     finally:

@@ -83,3 +83,13 @@ def test_ratios_are_those_of_the_turns_that_both_had(module):
     }
     line = module("inference_report").ratios(systems)
     assert "offline **3.00x** of slow;" in line and "of fast" not in line
+
+
+def test_a_system_that_loads_too_long_is_left_out(
+    module, run_main, model, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module("inference"), "LOADING", 0.01)
+    words = ("--models", model, "--data", data, "--out", tmp_path / "out", "--turns", 1)
+    run_main("inference", *words, "--systems", "bertsmith, float32")
+    [result] = read_json(next((tmp_path / "out").glob("*.json")))["results"]
+    assert result["left_out"] == {"bertsmith, float32": "not loaded in 0.01 s"}
