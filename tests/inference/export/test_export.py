@@ -107,7 +107,9 @@ def test_options_are_a_dimension(tmp_path, target):
     (logits,) = target.open(path, "float32", 1)(feeds)
     rows = torch.from_numpy(ids.reshape(6, 7))
     with torch.inference_mode():
-        expected = subject.predictor.task_model(rows, torch.zeros_like(rows), None)
+        expected = subject.predictor.pytorch("OptionScorer").model(
+            rows, torch.zeros_like(rows), None
+        )
     np.testing.assert_allclose(logits, expected.reshape(2, 3), atol=1e-5)
 
 

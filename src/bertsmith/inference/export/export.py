@@ -112,7 +112,7 @@ def _best(
 ) -> ExportReport:
     """The first attempt that passes. Errors: ExportRefused, the last one's."""
     graph = onnx_model(subject.tensors(), subject.predictor.config, subject.head)
-    path, threads = target.path(folder, precision), subject.predictor.engine.threads
+    path, threads = target.path(folder, precision), subject.predictor.processor.threads
     rows: list[Feeds] = []
     if precision == "int8":
         rows = [feeds for _, feeds in subject.feeds(subject.some_rows(CALIBRATION_ROWS), True)]

@@ -15,34 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.checkpoints.model_folder import model_class
+from bertsmith.checkpoints.config_json import model_kind
 from bertsmith.checkpoints.tensors import to_hugging_face
+from bertsmith.inference.engines.runner import ENCODER, LANGUAGE_MODEL
 from bertsmith.inference.evaluation import find_evaluation_files
 from bertsmith.inference.export.graph import Head, input_names
 from bertsmith.inference.export.targets import Feeds, Session
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.heads import (
-    OptionScorer,
-    PreTrainingModel,
-    SequenceClassifier,
-    SpanPredictor,
-    TokenClassifier,
-)
-from bertsmith.model.lstm import FrozenTagger
 from bertsmith.tasks.answer_files import read_texts
 from bertsmith.tasks.features import Features, token_budget_batches
+from bertsmith.tasks.vectors import text_features
 from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.rows import concatenated_ranges
-from bertsmith.training.finetuning.hidden_states import text_features
 from bertsmith.training.finetuning.task_types.base import DEV_RATIO, DEV_SEED
 
-HEADS: dict[type, Head] = {
-    PreTrainingModel: "masked-lm",
-    SequenceClassifier: "sequence",
-    OptionScorer: "choice",
-    TokenClassifier: "token",
-    SpanPredictor: "span",
+HEADS: dict[str, Head] = {
+    "PreTrainingModel": "masked-lm",
+    "SequenceClassifier": "sequence",
+    "OptionScorer": "choice",
+    "TokenClassifier": "token",
+    "SpanPredictor": "span",
 }  # all else is a bare encoder
 PER_TOKEN = ("encoder", "masked-lm", "token", "span")
 MOST_TEXTS = 256  # of a model without a task, whose outputs are the largest
@@ -68,14 +61,15 @@ class Subject:
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The model's by their canonical names, float32."""
+        state = self.predictor.pytorch(self._kind).model.state_dict()
         if self.head == "encoder":
-            encoder = self.predictor.encoder.state_dict()
-            state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
-        elif self.head == "masked-lm":
-            state = self.predictor.language_model.model.state_dict()
-        else:
-            state = self.predictor.task_model.state_dict()
+            state = {name: own for name, own in state.items() if name.startswith("encoder.")}
         return {name: tensor.numpy() for name, tensor in to_hugging_face(state).items()}
+
+    @property
+    def _kind(self) -> str:
+        known = {"encoder": ENCODER, "masked-lm": LANGUAGE_MODEL}
+        return known.get(self.head) or self.predictor.task_kind
 
     def original(self, rows: Features | None = None) -> np.ndarray:
         """The model's own outputs in float32: [R, K]; of tokens [T, K]; of a masked LM [P, V]."""
@@ -132,7 +126,7 @@ class Subject:
         return self.rows.of_rows(np.unique(np.linspace(0, count - 1, min(most, count)).astype(int)))
 
     def _language_model(self, feeds: Feeds) -> list[np.ndarray]:
-        model = self.predictor.language_model.model
+        model = self.predictor.pytorch(LANGUAGE_MODEL).model
         ids, lengths = torch.from_numpy(feeds["input_ids"]), feeds["attention_mask"].sum(axis=1)
         types = torch.from_numpy(feeds.get("token_type_ids", np.zeros_like(feeds["input_ids"])))
         with torch.inference_mode():
@@ -145,8 +139,8 @@ def find_subject(predictor: Predictor, dev: Path | None) -> Subject:
 
     Errors: ValueError for a model that has no graph here, or data that cannot be read.
     """
-    kind = model_class(predictor.folder)
-    if kind is FrozenTagger:
+    kind = model_kind(predictor.folder)
+    if kind == "FrozenTagger":
         raise ValueError(f"{predictor.folder}: an LSTM reads its layers: that is not exported")
     head = HEADS.get(kind, "encoder")
     if head in ("encoder", "masked-lm"):
@@ -158,7 +152,7 @@ def _with_texts(predictor: Predictor, head: Head, dev: Path | None) -> Subject:
     if dev is None:
         rows, source = _random_rows(predictor), None
     else:
-        texts = [text for text in read_texts(dev)[0] if text.strip()][:MOST_TEXTS]
+        texts = [text for _, text in read_texts(dev) if text.strip()][:MOST_TEXTS]
         length = min(predictor.config.max_positions, 512)
         rows, source = text_features(predictor.tokenizer, texts, length), str(dev)
     if head == "encoder":
