@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -111,12 +111,9 @@ def mean(states: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 def ours(job: Job, precision: str) -> Engine:
     import bertsmith
-    from bertsmith.training.engine import choose_engine
 
     model = bertsmith.load(job.folder / "hf", device="cpu", precision=precision)
-    if model.engine.threads != job.threads:
-        model.engine = choose_engine("cpu", "float32", job.threads)
-        model.use_precision(precision)
+    model.processor = replace(model.processor, threads=job.threads)
     return Whole(model.embed)
 
 

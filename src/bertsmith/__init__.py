@@ -27,7 +27,7 @@ by exact cosine, also in files that do not fit into memory;
 bertsmith.quantize narrows them to int8 or bits.
 
 bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
-or OpenVINO, and compares them with the model.
+or OpenVINO, compares them with the model, and gives an ExportReport.
 
 An answer has to_dict() for JSON. text_pair is the second text of a
 model of pairs.

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from bertsmith.inference import bulk
 from bertsmith.inference.bulk import kept_parts, request_digest
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.training.engine import Engine
 
 from ..tiny import bertsmith, piece_tokenizer, python, random_model, write
 
@@ -195,10 +194,10 @@ class Model:
     """Takes a precision, as a predictor does."""
 
     def __init__(self):
-        self.engine = Engine(torch.device("cpu"), "float32", 1)
+        self.processor = Processor("cpu", "float32", 1)
 
     def use_precision(self, precision):
-        self.engine = replace(self.engine, precision=precision)
+        self.processor = replace(self.processor, precision=precision)
 
 
 def test_work_that_goes_on_keeps_its_precision(tmp_path):
@@ -210,7 +209,7 @@ def test_work_that_goes_on_keeps_its_precision(tmp_path):
         raise KeyboardInterrupt
     with kept_parts(out, "request", "rows") as kept:
         kept.set_precision([then], pytest.fail)
-    assert then.engine.precision == "bf16"
+    assert then.processor.precision == "bf16"
 
 
 PREDICT = "import sys; from bertsmith.cli.main import main; sys.exit(main(sys.argv[1:]))"
