@@ -191,7 +191,7 @@ def test_an_error_of_the_system_stays():
         ("predict r a.csv b.csv --out o", "argument 'b.csv': this command takes RUN INPUT"),
         ("doctor extra", "unexpected argument 'extra': this command takes flags alone"),
         ("compare a", "missing argument: RUN RUN"),
-        ("convert a --out b", "unknown flag '--out'"),
+        ("convert a --out b", "unknown flag '--out': did you mean '--to'?"),
         ("corpus a --vocab v --out s --held-out 10", "corpus: --held-out 10.0: must be in [0, 1)"),
         ("vocab report a --vocab v --limit-mb 0", "--limit-mb 0.0: must be above 0, and finite"),
         ("vocab extend a --model m --out o --add -1", "--add -1: must be at least 0"),

@@ -156,7 +156,7 @@ class KeptParts:
         return True
 
     def of(self, parts: slice) -> Iterator[bytes]:
-        """What was made of some of the parts that are done."""
+        """The bytes made of some of the parts that are done."""
         for part in self._parts[: self.done][parts]:
             self._file.seek(part.offset)
             yield self._file.read(part.size)
@@ -314,6 +314,6 @@ def array_bytes(array: np.ndarray, *texts: str) -> bytes:
 
 
 def array_of(data: bytes) -> tuple[np.ndarray, list[str]]:
-    """What was given to `array_bytes`."""
+    """The inverse of `array_bytes`."""
     box = io.BytesIO(data)
     return np.load(box), json.loads(box.read())

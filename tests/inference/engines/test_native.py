@@ -156,7 +156,17 @@ def test_amx_wants_64_inputs_else_vnni_answers(monkeypatch):
     monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(np.int8))
     assert native.row_dtype(CONFIG, "int8") == np.int8
     assert native.row_dtype(ModelConfig(9, 96, 1, 3, 128), "int8") == np.uint8
+    assert native.row_dtype(ModelConfig(9, 64, 1, 2, 96), "int8") == np.uint8
     assert native.row_dtype(CONFIG, "float32") == np.float32
+
+
+def test_a_row_longer_than_the_positions_is_refused():
+    _, tensors = made(SequenceClassifier)
+    ours = NativeModel.make(tensors, CONFIG, "float32", 1)
+    ids = np.zeros(161, np.int32)
+    row = Features(ids, ids, np.array([0, 161]), None, 161, 0)
+    with pytest.raises(ValueError, match="161 tokens, but the model knows 160 positions"):
+        ours.outputs(row)
 
 
 def test_rows_are_cut_into_parts():

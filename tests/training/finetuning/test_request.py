@@ -71,6 +71,7 @@ BOTH = "--early-stopping-patience keeps the"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
     ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
+    ("--sweep paper --trials 0", "--trials 0: must be"),
     ("--sweep ratte=1|2", "unknown setting 'ratte'"),
     ("--trials 3 --storage x.db", "--trials, --storage: only with --sweep"),
     ("--teacher-data x.txt --temperature 2", "--teacher-data, --temperature: only with --te"),

@@ -1,11 +1,9 @@
 """Our own engine: a BERT in int8 or float32 on a CPU, without torch.
 
-Its loops are those of `model/kernels/unpadded_encoder.py`.
+Its loops are those of `model/kernels/unpadded_encoder.py`, its letters too.
 
 Weights are quantized and packed once. Texts are read in their order, without padding, a few hundred
 tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
-
-Letters as there.
 """
 
 from __future__ import annotations
@@ -78,7 +76,8 @@ def row_dtype(config: ModelConfig, precision: str) -> np.dtype:
     """The dtype of rows as they are multiplied, which picks the instruction; see blocks.py."""
     dtype = integer_dtype() if precision == "int8" else np.dtype(np.float32)
     assert dtype is not None
-    if dtype == np.int8 and config.hidden_size % AMX_INPUTS:
+    inputs = config.hidden_size, config.intermediate_size
+    if dtype == np.int8 and any(size % AMX_INPUTS for size in inputs):
         return np.dtype(np.uint8)  # a processor with AMX has VNNI
     return dtype
 
@@ -146,8 +145,17 @@ class NativeModel:
 
         Of text r they are rows[reads[r]:reads[r + 1]], numbers of tokens in rising order.
         `all_layers` gives [L + 1, T, H], and reads all tokens.
+
+        Errors: ValueError for a row of more tokens than the model knows positions.
         """
+        longest, positions = features.lengths.max(initial=0), len(self.weights.positions)
+        if longest > positions:  # the loops look at no bounds
+            raise ValueError(
+                f"a row of {longest} tokens, but the model knows {positions} positions: lower the"
+                " length"
+            )
         assert features.ids.max(initial=0) < len(self.weights.tokens)
+        assert features.token_types.max(initial=0) < len(self.weights.segments)
         layers, tokens = len(self.weights.output_norm), len(features.ids)
         shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
         states = np.empty(shape, np.float32)

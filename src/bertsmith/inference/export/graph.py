@@ -168,7 +168,7 @@ class Graph:
         return self.linear(project, x) if f"{project}.weight" in self.tensors else x
 
     def attention_mask(self) -> str:
-        """What is added to the scores: [B, 1, 1, S], of a causal model [B, 1, S, S]."""
+        """The term added to the scores: [B, 1, 1, S], of a causal model [B, 1, S, S]."""
         from onnx import TensorProto
 
         seen = self.add("Cast", self.rows["attention_mask"], to=TensorProto.BOOL)

@@ -1,4 +1,4 @@
-"""What is exported: a model's tensors and head, and the rows on which the files must answer alike.
+"""The subject of an export: a model's tensors and head, and rows on which files must answer alike.
 
 The rows are of the data that the user names, else of the run's own dev set, else random pieces.
 

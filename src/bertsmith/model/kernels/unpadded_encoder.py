@@ -38,9 +38,7 @@ from bertsmith.model.kernels.vector_rows import (
 
 LEAST_RANGE = np.float32(1e-20)
 LEVELS = np.float32(255)
-ROUND = np.float32(
-    12582912
-)  # 1.5 x 2^23: the last bits of a float32 this large count whole numbers
+ROUND = np.float32(1.5 * 2**23)  # added, the last bits of the sum are the nearest whole number
 FLOATS = np.zeros(1, np.float32)
 
 
