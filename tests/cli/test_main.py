@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from bertsmith.base import VERSION
 from bertsmith.cli import main as command_line
 
 from ..tiny import bertsmith, cli, refused
@@ -214,6 +215,39 @@ def test_a_full_disk_and_a_closed_pipe():
     done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out"),
+    [
+        (["--version"], 0, "bertsmith {version}\nat exit\n"),
+        (["no-such-command"], 2, "at exit\n"),
+        (["--wrong"], 1, "at exit\n"),  # an exception that is not ours
+    ],
+)
+def test_the_process_ends_with_the_code_when_all_is_written(words, code, out):
+    program = f"""
+import atexit, sys
+from bertsmith import __main__ as command
+if {words!r} == ["--wrong"]:
+    command.main = lambda: 1 / 0
+sys.argv = ["bertsmith", *{words!r}]
+atexit.register(print, "not reached: the process has left")
+try:
+    found = command.run()
+finally:
+    atexit.register(print, "at exit")
+sys.exit(found)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, out.format(version=VERSION))
+    assert ("ZeroDivisionError" in done.stderr) == (words == ["--wrong"])
+
+
+def test_closed_output_is_no_error():
+    command = [sys.executable, "-m", "bertsmith", "--help"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_empty_argument_is_refused():

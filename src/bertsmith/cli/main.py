@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with one_interrupt(), quiet_threads():
             code = run_command(name, words[len(name.split()) :]) if name else top_level(words)
-        sys.stdout.flush()  # here, where a closed pipe is still caught
+        print(end="", flush=True)  # here, where a closed pipe is still caught
         return code
     except BrokenPipeError:
         # The reader (`| head`) has enough. Python would complain at exit when it flushes again.
