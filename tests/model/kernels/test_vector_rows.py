@@ -50,8 +50,9 @@ def test_softmax_of_any_length(length, scale):
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 @pytest.mark.parametrize("ending", [PLAIN, GELU, GELU_TANH, RESIDUAL])
-def test_sums_become_numbers(kind, ending):
-    random = np.random.default_rng(0)
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_become_numbers(kind, ending, seed):
+    random = np.random.default_rng(seed)
     sums = random.integers(-9000, 9000, (1, 32)).astype(kind)
     columns = random.normal(size=(3, 32)).astype(np.float32)
     target = random.normal(size=32).astype(np.float32)
@@ -66,4 +67,6 @@ def test_sums_become_numbers(kind, ending):
         RESIDUAL: lambda: target + value,
     }[ending]()
     finished(sums, scale, low, columns, target, ending)
-    np.testing.assert_allclose(target, expected, atol=1e-5)
+    # of integers GELU is a shorter polynomial, far below a step of 8 bits
+    short = kind == np.int32 and ending in (GELU, GELU_TANH)
+    np.testing.assert_allclose(target, expected, atol=4e-5 if short else 1e-5)

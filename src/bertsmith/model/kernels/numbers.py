@@ -33,6 +33,7 @@ C0, C1, C2 = np.float32(1.0), np.float32(0.693146098), np.float32(0.24022106)
 C3, C4, C5 = np.float32(0.0555162279), np.float32(0.00967814341), np.float32(0.00130556003)
 EXP_POWERS = C0, C1, C2, C3, C4, C5
 EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
+SHORT_EDGE, SHORT_DEGREE = np.float32(4.5), 10  # of a curve for rows that are quantized
 SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
 HALF, ONE = np.float32(0.5), np.float32(1)
 INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
@@ -130,12 +131,14 @@ def _approximate(z: float) -> tuple[float, float]:
     return tangent / 2, tangent / 2 + z / 2 * slope
 
 
-def _polynomial(odd: Callable[[float], float]) -> tuple[np.float32, ...]:
-    """odd(z) / z as a polynomial in 2 (z / EDGE)^2 - 1, by interpolation, lowest power first."""
+def _polynomial(
+    odd: Callable[[float], float], edge: np.float32 = EDGE, degree: int = DEGREE
+) -> tuple[np.float32, ...]:
+    """odd(z) / z as a polynomial in 2 (z / edge)^2 - 1, by interpolation, lowest power first."""
     chebyshev = np.polynomial.chebyshev
-    nodes = chebyshev.chebpts1(DEGREE + 1)
-    quotients = [odd(z) / z for z in EDGE * np.sqrt((nodes + 1) / 2)]
-    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, DEGREE))
+    nodes = chebyshev.chebpts1(degree + 1)
+    quotients = [odd(z) / z for z in edge * np.sqrt((nodes + 1) / 2)]
+    powers = chebyshev.cheb2poly(chebyshev.chebfit(nodes, quotients, degree))
     return tuple(powers.astype(np.float32))
 
 
@@ -144,6 +147,13 @@ def curves(approximate: str) -> tuple[tuple[np.float32, ...], ...]:
     """Polynomials for s and GELU', off by at most 3e-7 and 3e-6; see `half_plus_odd`."""
     functions = _exact if approximate == "none" else _approximate
     return _polynomial(lambda z: functions(z)[0]), _polynomial(lambda z: functions(z)[1])
+
+
+@cache
+def short_curve(approximate: str) -> tuple[np.float32, ...]:
+    """A polynomial for s to SHORT_EDGE, which makes GELU off by at most 4e-5."""
+    function = _exact if approximate == "none" else _approximate
+    return _polynomial(lambda z: function(z)[0], SHORT_EDGE, SHORT_DEGREE)
 
 
 @vectorized

@@ -12,7 +12,15 @@ from numba import types
 from numba.core import cgutils, errors
 
 from bertsmith.model.kernels.blocks import ADDRESS, FLOAT, INT, declared, emitted, int64
-from bertsmith.model.kernels.numbers import EDGE, EXP_POWERS, LOG2_E, LOWEST, SPREAD, curves
+from bertsmith.model.kernels.numbers import (
+    EDGE,
+    EXP_POWERS,
+    LOG2_E,
+    LOWEST,
+    SHORT_EDGE,
+    curves,
+    short_curve,
+)
 
 LANES = 16  # of the vectors below; narrower registers take several
 VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
@@ -146,7 +154,11 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
             if kind == RESIDUAL:
                 value = builder.fadd(load(target, half), value)
             elif kind != PLAIN:
-                value = _gelu(builder, value, "none" if kind == GELU else "tanh")
+                approximate = "none" if kind == GELU else "tanh"
+                if is_float:
+                    value = _gelu(builder, value, curves(approximate)[0], EDGE)
+                else:
+                    value = _gelu(builder, value, short_curve(approximate), SHORT_EDGE)
             builder.store(value, _place(builder, target, half), align=1)
         return context.get_dummy_value()
 
@@ -154,12 +166,14 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
     return types.void(like, ADDRESS, number, number, addresses, ADDRESS, ending), code
 
 
-def _gelu(builder: Any, value: Any, approximate: str) -> Any:
-    """GELU of 16 numbers, by the polynomial of `half_plus_odd`."""
+def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:
+    """GELU of 16 numbers, by a polynomial up to a limit; see `half_plus_odd`."""
     edge = value
-    for sign, limit in ((">", EDGE), ("<", -EDGE)):
-        over = builder.fcmp_ordered(sign, edge, _constants(limit))
-        edge = builder.select(over, _constants(limit), edge)
-    x = _fma(builder, builder.fmul(edge, edge), _constants(SPREAD), _constants(-1))
-    power = _polynomial(builder, curves(approximate)[0], x)
+    for sign, signed in ((">", limit), ("<", -limit)):
+        over = builder.fcmp_ordered(sign, edge, _constants(signed))
+        edge = builder.select(over, _constants(signed), edge)
+    spread = _constants(2 / limit**2)
+    power = _polynomial(
+        builder, curve, _fma(builder, builder.fmul(edge, edge), spread, _constants(-1))
+    )
     return builder.fmul(value, _fma(builder, power, edge, _constants(0.5)))
