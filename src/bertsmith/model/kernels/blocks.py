@@ -151,7 +151,7 @@ def end(context, like):
 def _vector_block(dtype: Any) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for."""
     is_wide = "avx512f" in cpu_features() and dtype != types.int16
-    lanes, height = (16, 8) if is_wide else (8, 4)
+    lanes, heights = (16, (8,)) if is_wide else (8, (6, 4))
     number = FLOAT if dtype == types.float32 else INT
     vector = ir.VectorType(number, lanes)
     group = GROUP[dtype.name]
@@ -189,8 +189,9 @@ def _vector_block(dtype: Any) -> Any:
         dot = declared(builder.module, name, vector, [vector, operand, operand])
         return builder.call(dot, [total, builder.bitcast(x, operand), builder.bitcast(w, operand)])
 
-    def part(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, n: Any):
+    def part(builder: Any, height: int, a: Any, b: Any, c: Any, n: Any):
         """`height` rows times 2 x `lanes` columns, over `n` groups of inputs."""
+        (a, a_step), (b, b_step), (c, c_step) = a, b, c
         zero = ir.Constant(vector, [0] * lanes)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
         for row in totals:
@@ -225,15 +226,20 @@ def _vector_block(dtype: Any) -> Any:
 
     def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
         eights = builder.sdiv(builder.add(rows, int64(7)), int64(8))
-        times = builder.mul(eights, int64(8 // height))
-        with cgutils.for_range(builder, times) as loop:
-            first = builder.mul(loop.index, int64(height))
-            own_a = builder.gep(a, [builder.mul(first, a_step)])
-            own_c = builder.gep(c, [builder.mul(first, c_step)])
-            for column in range(0, COLUMNS, 2 * lanes):
-                own_b = builder.gep(b, [int64(column * stored)])
-                place = builder.gep(own_c, [int64(4 * column)])
-                part(builder, own_a, a_step, own_b, b_step, place, c_step, groups)
+        done, rows = int64(0), builder.mul(eights, int64(8))
+        for height in heights:
+            at_once = 12 if height == 6 else height  # sixes come in pairs, so that fours are left
+            times = builder.sdiv(builder.sub(rows, done), int64(at_once))
+            times = builder.mul(times, int64(at_once // height))
+            with cgutils.for_range(builder, times) as loop:
+                first = builder.add(done, builder.mul(loop.index, int64(height)))
+                own_a = builder.gep(a, [builder.mul(first, a_step)])
+                own_c = builder.gep(c, [builder.mul(first, c_step)])
+                for column in range(0, COLUMNS, 2 * lanes):
+                    own_b = builder.gep(b, [int64(column * stored)])
+                    place = builder.gep(own_c, [int64(4 * column)])
+                    part(builder, height, (own_a, a_step), (own_b, b_step), (place, c_step), groups)
+            done = builder.add(done, builder.mul(times, int64(height)))
 
     return make
 
