@@ -24,7 +24,7 @@ from bertsmith.inference.engines.runner import Runner
 from bertsmith.tasks.features import Features, cumulate, text_rows
 from bertsmith.tasks.labels import listed
 
-Method = Literal["gradient", "occlusion", "rollout"]
+Method = Literal["occlusion", "gradient", "rollout"]
 MEASURES: dict[Method, str] = {
     "gradient": "gradient x input: how fast the logit or score begins to fall as a word's "
     "embedding fades; not what the model would answer without the word",

@@ -187,7 +187,7 @@ class Predictor(Runner):
         `Explanation.measures` says what the scores mean. No method tells the model's reason.
 
         Words are those of the tokenizer, each the sum of its pieces. What does not fit into a row
-        is not read, and has no score.
+        is not read and has no score, and a line on stderr says so.
 
         Errors: ValueError for a text without a word, a label that the model does not have, and one
         of rollout or a score; of "gradient" and "rollout" for a text of several windows.
@@ -199,6 +199,8 @@ class Predictor(Runner):
         for texts in zip(*columns, strict=True):
             reading = Reading.of(self, *texts)
             found.append(explain(self, reading, ask(*texts), method, label))
+            if note := reading.features.long_note(self.model_task.encoding):
+                print(note, file=sys.stderr)
         return _as_given(text, found)
 
     @overload
