@@ -11,6 +11,7 @@ from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.blocks import integer_dtype
 
 from ..tiny import piece_tokenizer
 
@@ -207,6 +208,20 @@ def test_the_label_may_be_another_than_the_predicted_one(made):
     ).explain(TEXT)
     assert several.answer.labels == ()  # then it is the most probable one
     assert several.label == max(LABELS, key=several.answer.probabilities.get)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_what_pytorch_explains_is_in_float32(made, precision):
+    folder = made()
+    if precision == "int8" and integer_dtype() is None:
+        pytest.skip("no products of integers here")
+    exact, rounded = bertsmith.load(folder), bertsmith.load(folder, precision=precision)
+    for method in ("gradient", "rollout"):
+        label = None if method == "rollout" else "good"
+        of_both = (model.explain(TEXT, None, method, label) for model in (exact, rounded))
+        assert len({tuple(scores(found)) for found in of_both}) == 1
+    falls, others = (scores(model.explain(TEXT, label="good")) for model in (exact, rounded))
+    assert 0 < np.abs(np.subtract(falls, others)).max() < 0.2
 
 
 def test_a_left_to_right_model_has_no_rollout(made):

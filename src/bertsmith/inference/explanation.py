@@ -95,7 +95,7 @@ def explain(
             scores = occlusion(model, reading, weights, exclusive=isinstance(answer, Label))
         else:
             row, torch_model = _one_row(features, method), model.pytorch(model.task_kind)
-            products = torch_model.gradient_times_input(row, weights, model.processor)
+            products = torch_model.gradient_times_input(row, weights)
             scores = reading.of_words(products)
     words = [
         WordScore(reading.texts[text][begin:end], begin, end, ("text", "text_pair")[text], score)
@@ -135,7 +135,7 @@ def attention_rollout(model: Runner, features: Features) -> np.ndarray:
             "`method='rollout'` is for those that read it from [CLS]"
         )
     row = _one_row(features, "rollout")
-    probabilities = model.pytorch(model.task_kind).attention_probabilities(row, model.processor)
+    probabilities = model.pytorch(model.task_kind).attention_probabilities(row)
     return rolled_out(probabilities)
 
 

@@ -90,29 +90,25 @@ class TorchModel:
             for place, row in enumerate(rows.tolist()):
                 yield row, scores_BPV[place, : counts[row]]
 
-    def gradient_times_input(
-        self, row: Features, weights: np.ndarray, processor: Processor
-    ) -> np.ndarray:
+    def gradient_times_input(self, row: Features, weights: np.ndarray) -> np.ndarray:
         """What the first layer reads of each token, times the gradient there of outputs @ weights
         [K]: [T] of one row, in float32.
 
         That is after the embeddings' LayerNorm: before it the product is nearly nothing, since
         LayerNorm does not see the size of its input.
         """
-        engine = processor.engine()
         with kept_outputs([self.model.encoder.embeddings]) as inputs:
-            outputs_1K = self.model(*map(engine.tensor, _alone(row)), None)
-        explained = (outputs_1K @ engine.tensor(weights)).sum()
+            outputs_1K = self.model(*self._alone(row), None)
+        explained = (outputs_1K @ torch.from_numpy(weights).to(outputs_1K.device)).sum()
         (gradient_1TH,) = torch.autograd.grad(explained, inputs)
         return (gradient_1TH * inputs[0]).sum(dim=2)[0].detach().cpu().numpy()
 
-    def attention_probabilities(self, row: Features, processor: Processor) -> list[np.ndarray]:
+    def attention_probabilities(self, row: Features) -> list[np.ndarray]:
         """Those of each layer, [A, T, T] of one row, in float32: again from queries and keys, for
         the kernels keep none."""
-        engine, encoder = processor.engine(), self.model.encoder
-        heads = encoder.config.num_heads, -1
+        encoder, heads = self.model.encoder, (self.model.config.num_heads, -1)
         with torch.inference_mode(), kept_outputs(layer.qkv for layer in encoder.layers) as kept:
-            encoder(*map(engine.tensor, _alone(row)))
+            encoder(*self._alone(row))
             found = []
             for qkv_1TH in kept:
                 q_TH, k_TH, _ = qkv_1TH[0].chunk(3, dim=1)
@@ -121,10 +117,10 @@ class TorchModel:
                 found.append(scores_ATT.softmax(dim=2).cpu().numpy())
         return found
 
-
-def _alone(row: Features) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and types of one row as a batch [1, T]."""
-    return row.ids[None], row.token_types[None]
+    def _alone(self, row: Features) -> Iterator[Tensor]:
+        """Ids and types [1, T] of one row on the model's device."""
+        device = next(self.model.parameters()).device
+        return (torch.from_numpy(part[None]).to(device) for part in (row.ids, row.token_types))
 
 
 @contextmanager
