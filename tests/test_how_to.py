@@ -95,5 +95,6 @@ def test_finetuning(capsys):
     assert run_page("how-to/finetune.md", capsys) == 4
     assert run_page("how-to/search.md", capsys) == 1
     assert run_page("how-to/reports.md", capsys) == 3
+    assert run_page("how-to/explain.md", capsys) == 2
     assert run_page("how-to/embeddings.md", capsys) == 3
     run_page("reference/formats.md", capsys)

@@ -19,6 +19,7 @@ them.
     model.answer(question, context)   AnswerSpan: text, start, end, ...
     model.choose(prompt, options)     Choice: option, index, ...
     model.fill("The [MASK] sat.")     a FillCandidate list each [MASK]
+    model.explain(text, text_pair)    Explanation: a WordScore a word
     model.embed(text)                 a vector a text, float32 [N, H]
     model.features(text)              a vector a word, float32 [W, H]
 
@@ -77,10 +78,12 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import AnswerSpan as AnswerSpan
     from bertsmith.inference.answers import Choice as Choice
     from bertsmith.inference.answers import Entity as Entity
+    from bertsmith.inference.answers import Explanation as Explanation
     from bertsmith.inference.answers import FillCandidate as FillCandidate
     from bertsmith.inference.answers import Label as Label
     from bertsmith.inference.answers import LabelSet as LabelSet
     from bertsmith.inference.answers import TaggedText as TaggedText
+    from bertsmith.inference.answers import WordScore as WordScore
     from bertsmith.inference.embeddings.search import search as search
     from bertsmith.inference.embeddings.vectors import quantize as quantize
     from bertsmith.inference.evaluation import Evaluation as Evaluation
@@ -114,7 +117,8 @@ _EXPORTS = {  # module -> the names that are taken from it
     "corpus.store.store": ("TokenStore",),
     "experiments.finetuning": ("FinetuneResult", "finetune"),
     "inference.answers": (
-        *("AnswerSpan", "Choice", "Entity", "FillCandidate", "Label", "LabelSet", "TaggedText"),
+        *("AnswerSpan", "Choice", "Entity", "Explanation", "FillCandidate", "Label", "LabelSet"),
+        *("TaggedText", "WordScore"),
     ),
     "inference.embeddings.search": ("search",),
     "inference.embeddings.vectors": ("quantize",),

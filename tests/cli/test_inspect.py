@@ -1,13 +1,15 @@
-"""`bertsmith compare`: the table, the JSON object, refusals in one line."""
+"""`bertsmith compare` and `explain`: what they print, the JSON object, refusals in one line."""
 
 import json
 import re
 
 import pytest
 
-from bertsmith.cli.inspect import show
+import bertsmith as library
+from bertsmith.cli.inspect import BLUE, GREEN, RED, draw_words, show
+from bertsmith.model.heads import SequenceClassifier
 
-from ..tiny import bertsmith, cli, refused, write
+from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
 
 
 @pytest.fixture
@@ -98,3 +100,87 @@ def test_doctor_warms_what_answers_need():
     ran = cli("doctor", "--warm")
     assert ran.code == 0 and re.match(r"compiled and kept: float32 \d+\.\d s", ran.out)
     assert json.loads(bertsmith("doctor", "--warm", "--json"))["seconds"]["float32"] > 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Makes a model of random weights of a kind of task."""
+
+    def make(kind, *label_names, **extra):
+        folder = tmp_path_factory.mktemp("models") / kind
+        tokenizer = piece_tokenizer("the a cat dog good bad film ##s [ ] . 😀")
+        outputs, extra = len(label_names) or 1, {"kind": kind, **extra}
+        written = {"label_names": label_names or None, "extra_config": extra}
+        return random_model(folder, tokenizer, SequenceClassifier, outputs, std=0.7, **written)
+
+    return make
+
+
+TEXT = "a [b]good[/b] film 😀"
+
+
+def test_explain_prints_a_word_a_line(model):
+    folder = model("classify", "bad", "good")
+    found = library.load(folder).explain(TEXT, method="gradient")
+    answer, meaning, empty, *lines = bertsmith(
+        "explain", folder, TEXT, "--method", "gradient"
+    ).splitlines()
+    assert answer == f"answer: {found.label} ({found.answer.confidence:.1%})" and not empty
+    assert meaning == found.measures
+    assert lines == [f"{word.score:8.4f}  {word.text}" for word in found.words]
+    other = "bad" if found.label == "good" else "good"
+    lines = bertsmith("explain", folder, TEXT, "--label", other).splitlines()
+    assert lines[1] == f"explained: {other} ({found.answer.probabilities[other]:.1%})"
+
+
+def test_explain_says_what_other_tasks_answer(model):
+    score, meaning, *_ = bertsmith(
+        "explain", model("regress"), "a film", "--text-pair", "a cat"
+    ).splitlines()
+    assert re.fullmatch(r"answer: -?\d+\.\d+", score) and meaning.startswith("occlusion: ")
+    none = model("multilabel", "bad", "good", thresholds={"thresholds": [1.0, 1.0]})
+    answer, label, *_ = bertsmith("explain", none, "a film").splitlines()
+    assert answer == "answer: no label" and label.startswith("explained: ")
+
+
+def test_explain_as_json(model):
+    folder = model("classify", "bad", "good", text_pair="other")
+    words = ("explain", folder, TEXT, "--text-pair", "a cat", "--method", "rollout", "--json")
+    answer = json.loads(bertsmith(*words))
+    found = library.load(folder).explain(TEXT, "a cat", method="rollout")
+    assert answer["text"] == TEXT and answer["text_pair"] == "a cat" and answer["label"] is None
+    assert answer["words"][-1] == found.words[-1].to_dict()
+    assert [word["segment"] for word in answer["words"]].count("text_pair") == 2
+
+
+def test_explain_on_a_terminal_colours_the_words(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def painted(colour, text):
+        return f"\x1b[30;48;2;{';'.join(map(str, colour))}m{text}\x1b[0m"
+
+    words = [(0, 1, 0.01), (2, 3, -1.0), (3, 4, 0.0), (5, 9, 1.0)]
+    scores = [library.WordScore(TEXT[a:b], a, b, "text", score) for a, b, score in words]
+    scores += [library.WordScore("cat", 2, 5, "text_pair", 0.05)] * 8
+    label = library.Label("good", 0.9, {"bad": 0.1, "good": 0.9})
+    texts = {"text": TEXT, "text_pair": "a cat"}
+    draw_words(texts, library.Explanation(label, "good", "occlusion", "[it] says", tuple(scores)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["answer: good (90.0%)", "[it] says"]
+    assert lines[3] == f"a {painted(RED, '[')}b]{painted(GREEN, 'good')}[/b] film 😀"
+    assert lines[5] == "a cat" and lines[7] == f" -1.0000  {painted(RED, '[')}"
+    assert len(lines) == 18 and "2 more with smaller scores" in lines[-1]
+    one = library.WordScore("good", 5, 9, "text", 0.02)
+    draw_words({"text": TEXT}, library.Explanation(label, None, "rollout", "so", (one,)))
+    assert f"a [b]{painted(BLUE, 'good')}[/b] film 😀\n" in capsys.readouterr().out
+
+
+def test_explain_refuses(model):
+    folder = model("classify", "bad", "good")
+    assert "--label fine: the model's labels are bad, good" in refused(
+        "explain", folder, TEXT, "--label", "fine"
+    )
+    assert "no word in it" in refused("explain", folder, " ")
+    assert "--method lime: must be" in refused("explain", folder, TEXT, "--method", "lime")

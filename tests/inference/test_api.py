@@ -43,6 +43,7 @@ QUESTION, CONTEXT = "who left", "ann saw the cat. it left rome"
 # Method -> the model that can do it, and arguments for two answers.
 CALLS = {
     "classify": ("reviews", (["a good film", "bad"],)),
+    "explain": ("reviews", (["a good film", "bad"],)),
     "score": ("stsb", (["the cat sat", "ann left"], ["a mat", "rome"])),
     "tag": ("ner", (["ann saw rome.", "the cat"],)),
     "answer": ("squad", ([QUESTION, "who saw"], [CONTEXT, CONTEXT])),

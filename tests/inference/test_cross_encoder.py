@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bertsmith
-from bertsmith.inference.distillation import Teacher
+from bertsmith.experiments.distillation import Teacher
 from bertsmith.inference.embeddings.pooling import similarity_training
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier

@@ -151,7 +151,9 @@ def test_tag_finds_words_and_entities(tmp_path, classifier):
     words = predictor.tag([answers[0].tokens])[0]
     assert words.tags == answers[0].tags
     assert predictor.tag([["cat,", "sat"]])[0].tokens == ("cat,", "sat")  # as they were given
-    with pytest.raises(ValueError, match="classifier: this model cannot tag, but classify, embed"):
+    with pytest.raises(
+        ValueError, match="classifier: this model cannot tag, but classify, explain"
+    ):
         bertsmith.load(classifier).tag("a cat")
 
 

@@ -1,21 +1,118 @@
-"""Commands: report, compare, doctor, quickstart."""
+"""Commands: explain, report, compare, doctor, quickstart."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
+import bertsmith
 from bertsmith.base.settings import Metavar
 from bertsmith.base.terminal import duration
 from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import after_pretraining, check_outputs
 from bertsmith.experiments.settings import QuickstartSettings
+
+
+@dataclass
+class Explain:
+    """Show the words that a fine-tuned model's class, label or score of a text hangs on.
+
+    Examples:
+      bertsmith explain runs/reviews "A fine film, if a bit long."
+      bertsmith explain runs/reviews "A fine film, if a bit long." --label bad --method gradient
+      bertsmith explain runs/mnli "A man sings." --text-pair "Nobody sings." --json
+
+    A score above 0 speaks for the label, one below 0 against it. Each method measures something
+    else, which is said with the scores; none tells the model's reason. Signs of punctuation are
+    words of their own.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
+    """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
+    text: Annotated[str, tyro.conf.Positional, Metavar("TEXT")]
+    """The text."""
+    text_pair: Annotated[str | None, Metavar("TEXT")] = None
+    """The second text, for a model of pairs."""
+    method: Literal["occlusion", "gradient", "rollout"] = "occlusion"
+    """occlusion: the fall without the word; gradient: gradient x input; rollout: attention."""
+    label: Annotated[str | None, Metavar("LABEL")] = None
+    """The label to explain; by default the predicted one."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    json: bool = False
+    """Print one JSON object: {"text", "answer", "label", "method", "measures", "words":
+    [{"text", "start", "end", "segment", "score"}]}."""
+
+
+def run_explain(settings: Explain) -> None:
+    predictor = bertsmith.load(settings.run, device=settings.device)
+    texts = {"text": settings.text}
+    if settings.text_pair is not None:
+        texts["text_pair"] = settings.text_pair
+    found = predictor.explain(**texts, method=settings.method, label=settings.label)
+    if settings.json:
+        print(json.dumps(texts | found.to_dict(), ensure_ascii=False, allow_nan=False))
+    elif sys.stdout.isatty():
+        draw_words(texts, found)
+    else:
+        print("\n".join([*about_answer(found), ""]))
+        for word in found.words:
+            print(f"{word.score:8.4f}  {word.text}")
+
+
+def about_answer(found: bertsmith.Explanation) -> list[str]:
+    """Lines that say what was answered, what is explained, and what the scores mean."""
+    answer, label = found.answer, found.label
+    if not isinstance(answer, bertsmith.Label | bertsmith.LabelSet):
+        return [f"answer: {answer:.4g}", found.measures]
+    predicted = answer.labels if isinstance(answer, bertsmith.LabelSet) else (answer.label,)
+    shown = {name: f"{name} ({share:.1%})" for name, share in answer.probabilities.items()}
+    lines = [f"answer: {', '.join(shown[name] for name in predicted) or 'no label'}"]
+    if label is not None and (label,) != predicted:
+        lines.append(f"explained: {shown[label]}")
+    return [*lines, found.measures]
+
+
+STRONGEST = 10  # words whose scores stand under a text on a terminal
+GREEN, RED, BLUE = (70, 190, 100), (240, 100, 90), (90, 160, 240)
+FAINT = 0.1  # share of the largest score below which a word has no colour
+
+
+def draw_words(texts: dict[str, str], found: bertsmith.Explanation) -> None:
+    """Draw the texts with their words on green for the label and on red against it (of rollout on
+    blue), the fuller the larger their scores, and under them the words with the largest."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    largest = max(abs(word.score) for word in found.words) or 1.0
+    console.print("\n".join(about_answer(found)), markup=False)
+    for segment, text in texts.items():
+        line = Text(text)
+        for word in found.words:
+            if word.segment == segment:
+                line.stylize(_shade(word.score / largest, found.method), word.start, word.end)
+        console.print("", line, sep="\n")
+    console.print()
+    for word in sorted(found.words, key=lambda word: -abs(word.score))[:STRONGEST]:
+        score = Text(f"{word.score:8.4f}  ")
+        console.print(score.append(word.text, style=_shade(word.score / largest, found.method)))
+    if (left := len(found.words) - STRONGEST) > 0:
+        console.print(f"{left} more with smaller scores", style="dim")
+
+
+def _shade(share: float, method: str) -> str:
+    """A style of rich for a share of the largest score: none near 0, then ever fuller colours."""
+    full = BLUE if method == "rollout" else GREEN if share > 0 else RED
+    mixed = (round(255 + (part - 255) * abs(share)) for part in full)
+    return f"black on rgb({','.join(map(str, mixed))})" if abs(share) > FAINT else ""
 
 
 @dataclass

@@ -49,6 +49,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     "use": {
         "fill": ("predict", "fill the [MASK] of a sentence, also several together"),
         "predict": ("predict", "answer new data with a fine-tuned model"),
+        "explain": ("inspect", "show the words that an answer hangs on, by three methods"),
         "embed": ("features", "write a vector for every text"),
         "search": ("features", "find the texts nearest to a query, by their vectors"),
         "features": ("features", "write a vector for every word, of any layers"),

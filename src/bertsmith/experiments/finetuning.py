@@ -17,7 +17,7 @@ from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.stored import weight_files
-from bertsmith.inference.distillation import Teacher
+from bertsmith.experiments.distillation import Teacher
 from bertsmith.tasks.metrics import check_two_classes
 from bertsmith.tasks.tagging.summary import case_warning
 from bertsmith.text.readers.tables import digest

@@ -111,3 +111,30 @@ class FillCandidate(Answer):
     token: str
     id: int
     probability: float
+
+
+@dataclass(frozen=True, repr=False)
+class WordScore(Answer):
+    """A word, or sign of punctuation, of a text that was explained, and its score."""
+
+    text: str
+    start: int
+    end: int
+    segment: str  # "text" or "text_pair", of which start:end are the characters
+    score: float
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Answer):
+    """What an answer hangs on, word by word: see `Predictor.explain`.
+
+    >>> words = WordScore("good", 2, 6, "text", 1.21), WordScore("film", 7, 11, "text", -0.1)
+    >>> Explanation(3.2, None, "occlusion", "occlusion: how far ...", words).words[0]
+    WordScore(text='good', start=2, end=6, segment='text', score=1.21)
+    """
+
+    answer: Label | LabelSet | float  # the model's to the text
+    label: str | None  # the one that is explained; None of a score, and of rollout
+    method: str
+    measures: str = field(repr=False)  # what a score means, and what not
+    words: tuple[WordScore, ...]  # those that the model has read, the first text's first

@@ -18,6 +18,7 @@ from bertsmith.inference.answers import (
     AnswerSpan,
     Choice,
     Entity,
+    Explanation,
     FillCandidate,
     Label,
     LabelSet,
@@ -27,6 +28,7 @@ from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
 from bertsmith.inference.embeddings.texts import embed, resolve_precision
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
+from bertsmith.inference.explanation import Method, Reading, explain
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run
 from bertsmith.tasks.choice import ChoiceExamples
@@ -149,6 +151,57 @@ class Predictor(Runner):
         if note := empty_note(**examples.counts()):
             print(note, file=sys.stderr)
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
+
+    @overload
+    def explain(
+        self,
+        text: str,
+        text_pair: str | None = None,
+        method: Method = "occlusion",
+        label: str | None = None,
+    ) -> Explanation: ...
+    @overload
+    def explain(
+        self,
+        text: Texts,
+        text_pair: Texts | None = None,
+        method: Method = "occlusion",
+        label: str | None = None,
+    ) -> list[Explanation]: ...
+    @checked()
+    def explain(
+        self,
+        text: str | Texts,
+        text_pair: str | Texts | None = None,
+        method: Method = "occlusion",
+        label: str | None = None,
+    ) -> Explanation | list[Explanation]:
+        """The words of a text, or of a pair, that its class, label or score hangs on.
+
+            bertsmith.load("runs/reviews").explain("A fine film.").words[1]
+            WordScore(text='fine', start=2, end=6, segment='text', score=0.84)
+
+        A score above 0 speaks for `label` (None: the predicted one, of several the most probable),
+        one below 0 against it. "occlusion": a pass a word, with [MASK] in its place; "gradient":
+        gradient x input, by PyTorch; "rollout": attention, which knows of no label, by PyTorch.
+        `Explanation.measures` says what the scores mean. No method tells the model's reason.
+
+        Words are those of the tokenizer, each the sum of its pieces. What does not fit into a row
+        is not read and has no score, and a line on stderr says so.
+
+        Errors: ValueError for a text without a word, a label that the model does not have, and one
+        of rollout or a score; of "gradient" and "rollout" for a text of several windows.
+        """
+        self._check_can("explain")
+        names = "text", "text_pair"
+        columns = [as_texts(text, "text")] if text_pair is None else _pairs(text, text_pair, names)
+        ask, found = getattr(self, self.methods[0]), []
+        for texts in zip(*columns, strict=True):
+            reading = Reading.of(self, *texts)
+            found.append(explain(self, reading, ask(*texts), method, label))
+            if note := reading.features.long_note(self.model_task.encoding):
+                print(note, file=sys.stderr)
+        return _as_given(text, found)
 
     @overload
     def tag(self, text: str) -> TaggedText: ...

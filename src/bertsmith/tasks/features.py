@@ -201,6 +201,7 @@ def text_rows(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     encoding: EncodingSettings,
+    offsets: bool = False,
 ) -> TextRows:
     """Rows of N texts or pairs, as google-research/bert run_classifier.py has them.
 
@@ -212,14 +213,16 @@ def text_rows(
                longer (the second if equal) is read in windows that begin `stride` tokens apart, or
                less where they are shorter, the last of which ends with the text
 
+    `offsets`: the rows know the places and words of their pieces in the texts.
+
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
     if encoding.long_texts == "cut":
-        rows = tokenizer.rows(texts, pairs, max_length=encoding.max_length, offsets=False)
+        rows = tokenizer.rows(texts, pairs, max_length=encoding.max_length, offsets=offsets)
         return TextRows(rows, None, rows.is_cut)
     room = text_room(encoding.max_length, pairs is not None)
-    first = tokenizer.encode_batch(texts, offsets=False)
-    second = None if pairs is None else tokenizer.encode_batch(pairs, offsets=False)
+    first = tokenizer.encode_batch(texts, offsets=offsets)
+    second = None if pairs is None else tokenizer.encode_batch(pairs, offsets=offsets)
     a = np.diff(first.boundaries)
     b = np.zeros_like(a) if second is None else np.diff(second.boundaries)
     if encoding.long_texts == "head-tail":
@@ -341,8 +344,10 @@ def gather_spans(encoded: Encoded, starts: np.ndarray, counts: np.ndarray) -> En
     or, for several spans one after the other, [R, P]."""
     tokens = concatenated_ranges(starts.reshape(-1), counts.reshape(-1))
     boundaries = cumulate(counts.reshape(len(counts), -1).sum(axis=1))
-    no_offsets, no_words = np.empty((0, 2), np.int32), np.empty(0, np.int32)
-    return Encoded(encoded.ids[tokens], no_offsets, no_words, boundaries)
+    located = tokens if len(encoded.word_ids) else tokens[:0]
+    return Encoded(
+        encoded.ids[tokens], encoded.offsets[located], encoded.word_ids[located], boundaries
+    )
 
 
 def cumulate(counts: np.ndarray) -> np.ndarray:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
 from bertsmith.inference.engines.processor import Processor
@@ -85,3 +89,51 @@ class TorchModel:
         for rows, scores_BPV in zip(batches, computed(engine, scores_of, batches), strict=True):
             for place, row in enumerate(rows.tolist()):
                 yield row, scores_BPV[place, : counts[row]]
+
+    def gradient_times_input(self, row: Features, weights: np.ndarray) -> np.ndarray:
+        """What the first layer reads of each token, times the gradient there of outputs @ weights
+        [K]: [T] of one row, in float32.
+
+        That is after the embeddings' LayerNorm: before it the product is nearly nothing, since
+        LayerNorm does not see the size of its input.
+        """
+        with kept_outputs([self.model.encoder.embeddings]) as inputs:
+            outputs_1K = self.model(*self._alone(row), None)
+        explained = (outputs_1K @ torch.from_numpy(weights).to(outputs_1K.device)).sum()
+        (gradient_1TH,) = torch.autograd.grad(explained, inputs)
+        return (gradient_1TH * inputs[0]).sum(dim=2)[0].detach().cpu().numpy()
+
+    def attention_probabilities(self, row: Features) -> list[np.ndarray]:
+        """Those of each layer, [A, T, T] of one row, in float32: again from queries and keys, for
+        the kernels keep none."""
+        encoder, heads = self.model.encoder, (self.model.config.num_heads, -1)
+        with torch.inference_mode(), kept_outputs(layer.qkv for layer in encoder.layers) as kept:
+            encoder(*self._alone(row))
+            found = []
+            for qkv_1TH in kept:
+                q_TH, k_TH, _ = qkv_1TH[0].chunk(3, dim=1)
+                q_ATD, k_ATD = (x.unflatten(1, heads).transpose(0, 1) for x in (q_TH, k_TH))
+                scores_ATT = q_ATD @ k_ATD.transpose(1, 2) / math.sqrt(q_ATD.shape[2])
+                found.append(scores_ATT.softmax(dim=2).cpu().numpy())
+        return found
+
+    def _alone(self, row: Features) -> Iterator[Tensor]:
+        """Ids and types [1, T] of one row on the model's device."""
+        device = next(self.model.parameters()).device
+        return (torch.from_numpy(part[None]).to(device) for part in (row.ids, row.token_types))
+
+
+@contextmanager
+def kept_outputs(modules: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Keep what the modules give inside the block, in the order in which they run."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        kept.append(output)
+
+    hooks = [module.register_forward_hook(keep) for module in modules]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()

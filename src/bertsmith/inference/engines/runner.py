@@ -211,5 +211,6 @@ class Runner:
             return "fill", "embed", "features"
         if kind not in TASK_KINDS:
             return "embed", "features"
-        name = self.task_type.name
-        return METHODS.get(name, name), "embed", "features"
+        name = METHODS.get(self.task_type.name, self.task_type.name)
+        more = ("explain",) if self.task_type.head == "SequenceClassifier" else ()
+        return name, *more, "embed", "features"

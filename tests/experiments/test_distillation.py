@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import load_model
-from bertsmith.inference.distillation import Teacher
+from bertsmith.experiments.distillation import Teacher
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import OptionScorer, SequenceClassifier, TokenClassifier
 from bertsmith.tasks.choice import ChoiceExamples
