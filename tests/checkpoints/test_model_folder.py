@@ -8,12 +8,18 @@ from safetensors.torch import load_file, save_file
 
 from bertsmith.checkpoints.config_json import label_names, read_config, read_extra_config
 from bertsmith.checkpoints.model_folder import load_model, model_class, save_model
+from bertsmith.checkpoints.reading import load_tokenizer, open_tensors
 from bertsmith.checkpoints.tensors import from_hugging_face, to_hugging_face
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import BareModel, PreTrainingModel, SequenceClassifier, TokenClassifier
 
-from ..tiny import piece_tokenizer, write
+from ..tiny import piece_tokenizer, random_model, write
 
 WEIGHTS = "model.safetensors"
+READERS = (  # with torch, and without
+    lambda folder: load_model(folder, PreTrainingModel),
+    lambda folder: dict(open_tensors(folder, "PreTrainingModel")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -211,22 +217,25 @@ def of_floats(begin, end, shape=(4,)):
 )
 def test_offsets_that_cannot_be_are_named(entries, size, folder):
     (folder / WEIGHTS).write_bytes(header(entries) + bytes(size))
-    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
-        load_model(folder, PreTrainingModel)
+    for read in READERS:
+        with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+            read(folder)
 
 
 def test_a_header_longer_than_the_file_is_named(folder):
     (folder / WEIGHTS).write_bytes((2**60).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
-        load_model(folder, PreTrainingModel)
+    for read in READERS:
+        with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+            read(folder)
 
 
 @pytest.mark.parametrize("length", [0, 5, 300, -1])
 def test_a_truncated_file_is_named(folder, length):
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:length])
-    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
-        load_model(folder, PreTrainingModel)
+    for read in READERS:
+        with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+            read(folder)
 
 
 @pytest.mark.parametrize(
@@ -248,15 +257,18 @@ def test_a_truncated_file_is_named(folder, length):
         ({"num_hidden_layers": 1}, "config.json says 1 layers, but the weights hold 2"),
         ({"vocab_size": 9_999_999}, r"word_embeddings.weight' has shape \[12, 16\], but"),
         ({"intermediate_size": 9_999_999}, r"should have \[9999999, 16\]"),
+        ({"layer_norm_eps": -1}, "config.json: `layer_norm_eps=-1.0`: must be above 0"),
+        ({"pad_token_id": 12}, "config.json: pad_id 12 is none of 12 pieces"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label does not number the labels from 0"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_named(folder, values, message, change_config):
     change_config(folder, values)
-    with pytest.raises(ValueError, match=message) as caught:
-        load_model(folder, PreTrainingModel)
-        label_names(folder)
-    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    for read in READERS:
+        with pytest.raises(ValueError, match=message) as caught:
+            read(folder)
+            label_names(folder)
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -323,3 +335,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused(pretrained, tmp_path):
     with pytest.raises(ValueError, match="a tokenizer of 105 pieces for a model of 12"):
         save_model(pretrained, large, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vocabulary_far_shorter_than_the_model_is_told(tmp_path, capsys):
+    tokenizer = piece_tokenizer("cat")
+    for rows, said in ((len(tokenizer.vocabulary) + 127, ""), (134, "6 pieces, but its model 134")):
+        config = ModelConfig(rows, 16, 1, 2, 32, max_positions=8)
+        load_tokenizer(random_model(tmp_path / str(rows), tokenizer, config=config))
+        err = capsys.readouterr().err
+        assert said in err and bool(said) == ("is it another model's?" in err)

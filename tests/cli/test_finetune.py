@@ -197,7 +197,7 @@ def test_a_model_reads_as_it_was_trained(long_texts, tmp_path, flags, note):
     ran = cli("evaluate", out, "--data", dev, "--json")
     measured = json.loads((out / "result.json").read_text())["metrics"]
     assert json.loads(ran.out)["metrics"] == pytest.approx(measured)
-    assert "as in training" not in ran.err
+    assert ran.err.count("as in training") == ("windows" not in flags)  # where some is not read
 
 
 def test_rows_longer_than_the_model_knows_are_refused_with_the_ways_out(

@@ -13,6 +13,7 @@ from bertsmith.inference import bulk
 from bertsmith.inference.bulk import kept_parts, request_digest
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.text.readers.tables import stream_rows
 
 from ..tiny import bertsmith, piece_tokenizer, python, random_model, write
 
@@ -216,20 +217,21 @@ PREDICT = "import sys; from bertsmith.cli.main import main; sys.exit(main(sys.ar
 
 
 @pytest.mark.slow  # three processes
-def test_a_file_of_many_windows_survives_kills(tmp_path):
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_file_of_many_windows_survives_kills(tmp_path, suffix):
     """Killed in the middle of a part, twice: in the end every row is there once, in its order."""
     tokenizer = piece_tokenizer("good bad old new film")
     run = {"task": "classify", "text": "text", "text_pair": None, "label": "stars"}
     made = {"run": run, "label_names": ("bad", "good"), "extra_config": {"max_length": 16}}
     folder = random_model(tmp_path / "run", tokenizer, SequenceClassifier, 2, **made)
     rows = [json.dumps({"id": k, "text": "good old film " * (k % 5)}) for k in range(30_000)]
-    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / f"out{suffix}"
     words = ("predict", folder, source, "--precision", "float32", "--out")
     for place in ("part:2", "part:1"):
         ran = python(PREDICT, *words, out, BERTSMITH_KILL_AT=place)
         assert ran.code == -signal.SIGKILL and not out.exists()
     bertsmith(*words, out)
-    bertsmith(*words, tmp_path / "whole.jsonl")
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert [json.loads(line)["id"] for line in out.open()] == list(range(30_000))
+    bertsmith(*words, whole := tmp_path / f"whole{suffix}")
+    assert out.read_bytes() == whole.read_bytes()
+    assert [int(row["id"]) for _, row in stream_rows(out, {})] == list(range(30_000))
     assert not list(tmp_path.glob("*.partial"))

@@ -93,6 +93,27 @@ def test_a_choice_says_what_is_missing(ours, chooser, swag, tmp_path):
         assert '"bertsmith": {"task": "swag"}' in line and str(chooser) in line
 
 
+@pytest.mark.parametrize(
+    ("ours", "message"),
+    [
+        ({"kind": "sort"}, "bertsmith: kind 'sort': known are classify, regress, multilabel, "),
+        ({"max_length": "64"}, "bertsmith: max_length = '64': expected a whole number"),
+        ({"max_length": 10**9}, "bertsmith: max_length is 1,000,000,000, but the model has "),
+        ({"max_length": -3}, "bertsmith: max_length is -3, but the model has "),
+        ({"thresholds": {"thresholds": "x"}}, "thresholds {'thresholds': 'x'}: not numbers"),
+        ({"thresholds": {"thresholds": [0.5] * 7}}, "not numbers, one a label"),
+        ({"thresholds": [0.5]}, r"thresholds \[0.5\]: not numbers, one a label"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(ours, message, tmp_path):
+    folder = of_transformers(tmp_path / "model", SequenceClassifier, 2)
+    tell(folder, ours)
+    with pytest.raises(
+        ValueError, match=f"config.json: {message}" if "bert" in message else message
+    ):
+        read_model_task(folder)
+
+
 def test_a_choice_answers_once_its_config_names_the_options(chooser, swag, tmp_path):
     tell(chooser, {"task": "swag"})
     assert read_model_task(chooser).task == find_task("swag")

@@ -157,6 +157,16 @@ def test_tag_finds_words_and_entities(tmp_path, classifier):
         bertsmith.load(classifier).tag("a cat")
 
 
+def test_texts_that_are_cut_are_counted_once(classifier, capsys):
+    model, texts = bertsmith.load(classifier), ["cat " * 500, "a cat", "mat " * 500]
+    model.classify(texts)
+    assert capsys.readouterr().err.count("2 of 3 examples have more than") == 1
+    model.embed(texts)
+    assert "2 of 3 texts were cut: windows read all of them\n" in capsys.readouterr().err
+    model.classify(texts[1]), model.embed(texts[1]), model.embed(texts, long_texts="windows")
+    assert "cut" not in capsys.readouterr().err
+
+
 def test_bf16_is_close(classifier):
     texts = texts_of_many_lengths()[:10]
     exact = probabilities(bertsmith.load(classifier).classify(texts))

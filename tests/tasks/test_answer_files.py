@@ -9,12 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.tasks import answer_files
-from bertsmith.tasks.answer_files import (
-    AnswerTable,
-    answer_names,
-    write_rows,
-    write_submission,
-)
+from bertsmith.tasks.answer_files import write_submission
+from bertsmith.tasks.answer_tables import AnswerTable, answer_names, write_rows
 from bertsmith.tasks.task import GLUE, find_task, own_task
 
 from ..tiny import write
@@ -38,7 +34,7 @@ def read_rows(path, task=SINGLE):
 
 
 def answered(rows, out):
-    write_rows(rows, ANSWERS if out.suffix == ".jsonl" else IN_CELLS, out)
+    write_rows(rows, ANSWERS if out.suffix == ".jsonl" else IN_CELLS, out, "in")
     return out.read_bytes().decode()
 
 
@@ -219,42 +215,107 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path, rows, names, out, 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     out = write(tmp_path / "out.csv", "old")
     with pytest.raises(ValueError):
-        write_rows(ROWS, ANSWERS[:1], out)
+        write_rows(ROWS, ANSWERS[:1], out, "in")
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"] and out.read_text() == "old"
 
 
 def test_lists_are_joined_as_the_task_separates_them(tmp_path):
     rows = [{"text": "a"}]
-    table = AnswerTable(rows, ["labels"], tmp_path / "out.csv", "|")
-    assert table.lines(rows, [{"labels": ["x, y", "z"]}]) == b'a,"x, y|z"\n'
+    table = AnswerTable(rows, ["labels"], tmp_path / "out.csv", "in", "|")
+    assert table.part(rows, [{"labels": ["x, y", "z"]}]) == b'a,"x, y|z"\n'
 
 
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
         ("out.csv", {"text": "b", "id": 1}, "in:9: column 'id' is not in the first rows, whose"),
+        ("out.parquet", {"text": "b", "id": 1}, "in:9: column 'id' is not in the first rows"),
         ("out.jsonl", {"text": "b", "label": "x"}, "in:9: 'label' is a column of the answer"),
         ("out.tsv", {"text": "b\tc"}, "in: line 9: 'text' holds a tab or a line break"),
     ],
 )
 def test_later_rows_that_do_not_fit_the_first_are_refused(tmp_path, name, row, message):
-    table = AnswerTable([{"text": "a"}], ["label"], tmp_path / name)
-    table.check([{"text": "a"}, {}], [7, 8], "in")
+    table = AnswerTable([{"text": "a"}], ["label"], tmp_path / name, "in")
+    table.check([{"text": "a"}, {}], [7, 8])
     with refused(match=message):
-        table.check([{"text": "a"}, row], [7, 9], "in")
+        table.check([{"text": "a"}, row], [7, 9])
 
 
-def test_a_jsonl_may_have_new_columns_in_later_rows(tmp_path):
-    table, row = AnswerTable([{"text": "a"}], ["label"], tmp_path / "out.jsonl"), {"id": 1}
-    table.check([row], [2], "in")
-    assert table.header() == b"" and table.lines([row], [{"label": "x"}]) == (
-        b'{"id": 1, "label": "x"}\n'
-    )
+@pytest.mark.parametrize(
+    ("name", "line"), [("out.jsonl", b'{"id": 1, "label": "x"}\n'), ("out.txt", b"x\n")]
+)
+def test_some_formats_may_have_new_columns_in_later_rows(tmp_path, name, line):
+    out, row = tmp_path / name, {"id": 1}
+    table = AnswerTable([{"text": "a"}], ["label"], out, "in")
+    table.check([row], [2])
+    table.write([table.part([row], [{"label": "x"}])])
+    assert out.read_bytes() == line
+
+
+def test_a_txt_has_the_answers_alone_a_line_each(tmp_path):
+    rows = [{"text": "a\nb"}, {"text": "c"}, {"text": "d"}]
+    answers = [{"answer": "two\r\nlines", "start": 3}, {"answer": "", "start": 0}, {"answer": 2.5}]
+    write_rows(rows, answers, out := tmp_path / "out.txt", "in")
+    assert out.read_bytes() == b"two lines\n\n2.5\n"
+
+
+PARTS = [
+    ([{"text": "a", "id": 3}, {"text": "half \ud83d"}], [["x"], []], [{"x": 0.75}, {"x": 0.5}]),
+    ([{"id": [1, "b"]}], [[]], [{"x": 0.25}]),  # its lists alone do not tell what is in them
+]
+
+
+def test_a_parquet_has_typed_answers_and_a_row_group_a_part(tmp_path):
+    table = AnswerTable(PARTS[0][0], ["labels", "p"], out := tmp_path / "out.parquet", "in.jsonl")
+    answers = [
+        [dict(zip(("labels", "p"), row, strict=True)) for row in zip(*part[1:], strict=True)]
+        for part in PARTS
+    ]
+    table.write(table.part(part[0], found) for part, found in zip(PARTS, answers, strict=True))
+    with pyarrow.parquet.ParquetFile(out) as file:
+        assert file.num_row_groups == 2
+        assert file.schema_arrow.types == [
+            *[pa.string(), pa.string(), pa.list_(pa.string())],
+            pa.struct([("x", pa.float64())]),
+        ]
+        assert file.read().to_pylist() == [
+            {"text": "a", "id": "3", "labels": ["x"], "p": {"x": 0.75}},
+            {"text": "half \\ud83d", "id": None, "labels": [], "p": {"x": 0.5}},
+            {"text": None, "id": '[1, "b"]', "labels": [], "p": {"x": 0.25}},
+        ]
+
+
+def test_a_parquet_keeps_the_types_of_a_parquet(tmp_path):
+    columns = {
+        "text": pa.array(["a", "b"], pa.large_string()),
+        "day": pa.array([1, None], pa.date32()),
+        "points": pa.array([[1], []], pa.list_(pa.int8())),
+        "kind": pa.array([1, -1]),
+        "kinds": pa.array([[0], [1, 0]]),
+    }
+    label = {"_type": "ClassLabel", "names": ["no", "yes"]}
+    described = {"info": {"features": {"kind": label, "kinds": {"feature": label}}}}
+    given = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(described)})
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pyarrow.parquet.write_table(given, source)
+    write_rows(read_rows(source), IN_CELLS, out, str(source))
+    found = pyarrow.parquet.read_table(out)
+    assert found.select([0, 1, 2]).equals(given.select([0, 1, 2]).replace_schema_metadata())
+    assert found.drop(["text", "day", "points"]).to_pydict() == {
+        "kind": ["yes", None],
+        "kinds": [["no"], ["yes", "no"]],
+        "label": ["good", "bad"],
+        "probability": [0.75, 0.5],
+    }
+    assert found.schema.field("probability").type == pa.float64()
+    odd = [{**row, "day": "never"} for row in read_rows(source)]  # as another part may have it
+    with refused(match=r"in\.parquet: column 'day' is not date32\[day\] in all rows .* \.jsonl"):
+        write_rows(odd, IN_CELLS, out, str(source))
 
 
 def test_a_carriage_return_alone_stays_in_its_cell(tmp_path):
     rows = [{"text": "one\rtwo", "id": "1"}]
-    write_rows(rows, [{"label": "x"}], tmp_path / "out.csv")
+    write_rows(rows, [{"label": "x"}], tmp_path / "out.csv", "in")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == [{"text": "one\rtwo", "id": "1", "label": "x"}]
 

@@ -5,6 +5,7 @@ Shapes are those of a BERT with the paper's layers; `model_folder.py` opens the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,17 +25,24 @@ from bertsmith.checkpoints.stored import (
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+PADDED = 128  # rows of an embedding are filled up to a multiple of at most so many
 Shapes = dict[str, tuple[int, ...]]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder. Errors: ValueError for more pieces than the model has."""
+    """The tokenizer of a model's folder; a line on stderr where much of the model has no piece.
+
+    Errors: ValueError for more pieces than the model has.
+    """
     tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
-    if len(tokenizer.vocabulary) > rows:
+    pieces = len(tokenizer.vocabulary)
+    said = f"{folder}: its vocabulary has {pieces:,} pieces, but its model {rows:,}"
+    if pieces > rows:
         raise ValueError(
-            f"{folder}: its vocabulary has {len(tokenizer.vocabulary):,} pieces, but its model "
-            f"{rows:,}: take the model's own tokenizer: pieces were perhaps added to it alone"
+            f"{said}: take the model's own tokenizer: pieces were perhaps added to it alone"
         )
+    if rows - pieces >= PADDED:
+        print(f"warning: {said}: is it another model's?", file=sys.stderr)
     return tokenizer
 
 

@@ -266,7 +266,7 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted: {error}" if error.args else "interrupted"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
         package, extra = EXTRAS[str(error.name).partition(".")[0]]
         return f"{package} is not installed: pip install 'bertsmith[{extra}]'"
     message = " ".join(str(error).split())

@@ -138,11 +138,11 @@ class Predict(Answering):
     Texts: the rows of the input are written again, in their order, with the answer's columns behind
     their own. The answer is called as the column of the labels in training ("predicted_..." where
     the input has that column); beside it stand its probability, of several labels those of all, the
-    text of an option, the place of an answer; a .jsonl gets the probabilities of all labels or
-    options. Words: the input with a column of tags; a .jsonl of running text gets its entities with
-    their places. Questions: {id: answer}, and the n best answers beside it. Files of texts
-    may be of any size. What is done is kept in OUT.partial: after Ctrl-C or a kill the same command
-    goes on.
+    text of an option, the place of an answer; a .jsonl or .parquet gets the probabilities of all
+    labels or options, a .txt the answers alone, a line a row. Words: the input with a column of
+    tags; a .jsonl of running text gets its entities with their places. Questions: {id: answer}, and
+    the n best answers beside it. Files of texts may be of any size. What is done is kept in
+    OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
     run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
@@ -152,8 +152,8 @@ class Predict(Answering):
     first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
     parquet or CoNLL columns; questions: also SQuAD's .json."""
     out: Path
-    """.csv, .tsv or .jsonl to write; of words .conll, .txt or .jsonl; of questions also .json.
-    A file that is there is replaced, once the new one is whole."""
+    """.csv, .tsv, .jsonl, .parquet or .txt to write; of words .conll, .txt or .jsonl; of questions
+    also .json. A file that is there is replaced, once the new one is whole."""
     submission: bool = False
     """The input is a GLUE test file: write what the GLUE server takes into the folder --out."""
     text: str | None = None

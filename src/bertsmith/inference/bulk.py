@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import atomic_file, fault_point, locked_file, named_errors
+from bertsmith.base.files import fault_point, locked_file, named_errors
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.stored import weight_files
 from bertsmith.tasks.answer_files import read_rows
@@ -269,7 +269,7 @@ def answer_rows(
                         models,
                         lambda model, data=data: model.resolve_precision_for(featurized(data)),
                     )
-                table.check(rows, lines, source)
+                table.check(rows, lines)
 
                 def make(data: Examples = data, table=table) -> Made:
                     features = featurized(data)
@@ -278,7 +278,7 @@ def answer_rows(
                         models, features, lambda count: progress.update(count * share)
                     )
                     answers = task_type.answers(outputs, features, data, model_task)
-                    made = task_type.answer_lines(table, answers, data, model_task)
+                    made = task_type.answer_part(table, answers, data, model_task)
                     return made, features.counts() | data.counts()
 
                 done = progress.done + len(rows)
@@ -286,9 +286,7 @@ def answer_rows(
                     progress.update(done=done)
             progress.total = progress.done
         assert table is not None
-        with atomic_file(out) as temporary, temporary.open("wb") as file:
-            file.write(table.header())
-            file.writelines(kept.of(slice(None)))
+        table.write(kept.of(slice(None)))
         return kept.counts()
 
 

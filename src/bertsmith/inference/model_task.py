@@ -17,7 +17,7 @@ from bertsmith.checkpoints.config_json import (
     read_stored_config,
 )
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
-from bertsmith.tasks.task import TASKS, Task, own_task, stored_encoding
+from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_encoding
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
 HEAD_KINDS = {
@@ -72,6 +72,11 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
         # transformers' rule for a model that does not say
         guessed = "regress" if len(names) == 1 else "classify"
     task_type, settings = own.get("kind", guessed), record.get("settings", own)
+    thresholds, ours = own.get("thresholds", {}), f"{folder / CONFIG_FILE}: bertsmith"
+    if task_type not in OWN_KINDS:
+        raise ValueError(f"{ours}: kind {task_type!r}: known are {', '.join(OWN_KINDS)}")
+    if not _are_thresholds(thresholds, len(names)):
+        raise ValueError(f"{ours}: thresholds {thresholds!r:.60}: not numbers, one a label")
     if task_type == "choice" and settings.get("task") not in TASKS and not settings.get("options"):
         settings = settings | {"options": UNNAMED}
     task = _task(task_type, settings, columns)
@@ -79,8 +84,8 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
     found = ModelTask(
         task,
         names if with_names else (),
-        stored_encoding(own, read_config(folder).max_positions),
-        own.get("thresholds", {}),
+        stored_encoding(own, read_config(folder).max_positions, ours),
+        thresholds,
     )
     activation = None if record else cross_encoder_activation(folder)
     if activation is None:
@@ -98,6 +103,17 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
             f"{folder}: its scores are made by {activation}: known are Sigmoid, Identity"
         )
     return replace(found, encoding=encoding, score_activation=name)
+
+
+def _are_thresholds(stored: Any, num_labels: int) -> bool:
+    """True for {"null_threshold": number} or {"thresholds": [numbers]}, one or one a label."""
+    if not isinstance(stored, dict):
+        return False
+    lists = [value if isinstance(value, list) else [value] for value in stored.values()]
+    return all(
+        len(values) in (1, num_labels) and all(isinstance(x, int | float) for x in values)
+        for values in lists
+    )
 
 
 def cross_encoder_activation(folder: Path) -> str | None:

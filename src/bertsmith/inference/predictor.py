@@ -25,7 +25,7 @@ from bertsmith.inference.answers import (
     TaggedText,
 )
 from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
-from bertsmith.inference.embeddings.texts import embed, resolve_precision
+from bertsmith.inference.embeddings.texts import cut_note, embed, resolve_precision
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
 from bertsmith.inference.explanation import Method, Reading, explain
@@ -327,7 +327,8 @@ class Predictor(Runner):
         that the folder has for one, or the text itself. Settings that are None are those of the
         folder (sentence-transformers, `bertsmith embed train`), else the mean of all tokens, as
         many as the model reads, without prompt or normalization. `dimensions`: the first numbers
-        of a vector alone. Long texts are cut, or read in "windows" whose vectors become one.
+        of a vector alone. Long texts are cut, which a line on stderr counts, or read in "windows"
+        whose vectors become one.
 
         Errors: ValueError for settings that the model cannot follow.
         """
@@ -336,7 +337,9 @@ class Predictor(Runner):
         )
         texts = as_texts(text, "text")
         resolve_precision(self, texts, pooling)
-        vectors, _ = embed(self, texts, pooling)
+        vectors, cut = embed(self, texts, pooling)
+        if cut:
+            print(cut_note(cut, len(texts)), file=sys.stderr)
         return vectors[0] if isinstance(text, str) else vectors
 
     @checked()
@@ -379,11 +382,14 @@ class Predictor(Runner):
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
         """The answers to data as `read` or `read_input` of the model's task type gives it.
 
-        `on_batch` is given the number of rows in each batch that is done.
+        `on_batch` is given the number of rows in each batch that is done. A line on stderr counts
+        the texts that are cut.
         """
         model_task, task_type = self.model_task, self.task_type
         names = model_task.label_names
         rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
+        if rows.num_truncated:
+            print(f"{rows.long_note(model_task.encoding)}, as in training", file=sys.stderr)
         self.resolve_precision_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Bounds, Fraction, check_bounds
+from bertsmith.base.settings import Bounds, Fraction, NotNegative, PositiveFraction, check_bounds
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -41,8 +41,8 @@ class ModelConfig:
     dropout: Annotated[float, Fraction] = 0.1
     attention_dropout: Annotated[float, Fraction] = 0.1
     activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
-    layer_norm_eps: float = 1e-12
-    initializer_range: float = 0.02
+    layer_norm_eps: Annotated[float, PositiveFraction] = 1e-12
+    initializer_range: Annotated[float, NotNegative] = 0.02
     pad_id: int = 0
     causal: bool = False  # a position sees itself and what is left of it (the paper's LTR, GPT)
     pre_norm: bool = False  # LayerNorm before each sublayer, not after its residual; one at the end
@@ -55,6 +55,8 @@ class ModelConfig:
         if self.hidden_size % self.num_heads:
             size, heads = self.hidden_size, self.num_heads
             raise ValueError(f"hidden_size {size} is not a multiple of num_heads {heads}")
+        if not 0 <= self.pad_id < self.vocab_size:
+            raise ValueError(f"pad_id {self.pad_id} is none of {self.vocab_size} pieces")
         if self.activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation {self.activation!r}: known are 'gelu' and 'gelu_tanh'")
         if self.family not in ("bert", *RELATIVES):

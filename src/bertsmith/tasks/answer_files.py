@@ -1,20 +1,17 @@
-"""The files of `predict`: full rows in, the same rows with a model's answers out.
+"""The files that `predict` and `embed` read, full rows or texts alone, and those for GLUE's server.
 
-Also texts alone for `embed`, and the files that the GLUE server takes. Inputs are streamed.
+Inputs are streamed. answer_tables.py writes rows with their answers.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import atomic_file, nearby, write_text
+from bertsmith.base.files import nearby, write_text
 from bertsmith.base.settings import nearest
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.labels import listed
@@ -22,8 +19,6 @@ from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import MAX_LINE, STANDARD_INPUT, raw_lines
 from bertsmith.text.readers.tables import column_names, file_suffix, stream_rows
 
-OUTPUTS = (".csv", ".tsv", ".jsonl")
-DIGITS = 4  # of a probability that is written
 COLUMN = "text"  # of a table where none is named
 
 
@@ -142,147 +137,6 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[tuple[
 def is_text(source: str | Path) -> bool:
     """True for an input with a text a line and no columns: a .txt, and "-" for standard input."""
     return source == "-" or file_suffix(Path(source)) == ".txt"
-
-
-def answer_columns(label: str, more: Sequence[str]) -> list[str]:
-    """The columns of an answer, which is named as the labels it was learned from.
-
-    >>> answer_columns("stars", ["probability"]), answer_columns("option", ["option"])
-    (['stars', 'probability'], ['predicted_option', 'option'])
-    """
-    return [f"predicted_{label}" if label in more else label, *more]
-
-
-def rounded(value: Any) -> Any:
-    """A probability to 4 digits, or a mapping of them; anything else stays.
-
-    >>> rounded(0.123456), rounded({"good": 0.99996}), rounded("good")
-    (0.1235, {'good': 1.0}, 'good')
-    """
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    return round(value, DIGITS) if isinstance(value, float) else value
-
-
-def answer_names(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], out: Path
-) -> dict[str, str]:
-    """The names of the answer's columns, after a check that the rows can be written to `out`.
-
-    >>> answer_names([{"text": "good", "label": "1"}], ["label", "score"], Path("answers.csv"))
-    {'label': 'predicted_label', 'score': 'score'}
-
-    Errors: ValueError for an unknown ending, rows with both names, a row or a name that a .tsv
-    cannot hold.
-    """
-    if out.suffix not in OUTPUTS:
-        raise ValueError(f"{out}: cannot write '{out.suffix}': end `out` in {', '.join(OUTPUTS)}")
-    taken = {name for row in rows for name in row}
-    names = {}
-    for name in columns:
-        names[name] = f"predicted_{name}" if name in taken else name
-        if names[name] in taken:
-            raise ValueError(f"the input has columns '{name}' and '{names[name]}': rename one")
-    if out.suffix == ".tsv":
-        check_tsv(rows)
-        check_tsv([{name: ""} for name in names.values()], "column of the answer")
-    return names
-
-
-def check_tsv(
-    rows: Iterable[Mapping[Any, Any]], noun: str = "row", numbers: Iterable[int] | None = None
-) -> None:
-    """Errors: ValueError for the first row that a .tsv cannot hold; `noun` names it there."""
-    for number, row in zip(itertools.count(1) if numbers is None else numbers, rows, strict=False):
-        for name, value in row.items():
-            if any(mark in f"{name}{value}" for mark in "\t\r\n"):
-                raise ValueError(
-                    f"{noun} {number}: '{name}' holds a tab or a line break, which a .tsv "
-                    "cannot: end `out` in .csv or .jsonl"
-                )
-
-
-class AnswerTable:
-    """Rows, each with its answer after it, as the lines of a .csv, .tsv or .jsonl.
-
-    The first rows decide the names of the columns. A list in an answer is joined by the separator,
-    but in a .jsonl. Halves of surrogate pairs, which UTF-8 lacks, are written as their escape.
-
-    Errors: ValueError as `answer_names`.
-    """
-
-    def __init__(
-        self,
-        first: Sequence[dict[str, Any]],
-        columns: Sequence[str],
-        out: Path,
-        separator: str = ",",
-    ) -> None:
-        self.columns, self.is_json = columns, out.suffix == ".jsonl"
-        self._suffix, self._separator = out.suffix, separator
-        self._names = answer_names(first, columns, out)
-        self._own = dict.fromkeys(name for row in first for name in row)  # of a jsonl may differ
-        self._taken = frozenset(self._names.values())
-
-    def check(self, rows: Sequence[dict[str, Any]], lines: Sequence[int], source: str) -> None:
-        """Errors: ValueError with file and line for a later row that does not fit the first."""
-        for row, line in zip(rows, lines, strict=True):
-            if row.keys() <= self._own.keys():
-                continue
-            if taken := ", ".join(row.keys() & self._taken):
-                raise ValueError(f"{source}:{line}: '{taken}' is a column of the answer: rename it")
-            if not self.is_json:
-                name = next(name for name in row if name not in self._own)
-                raise ValueError(
-                    f"{source}:{line}: column '{name}' is not in the first rows, whose columns the"
-                    f" {self._suffix} has: end `out` in .jsonl"
-                )
-        if self._suffix == ".tsv":
-            check_tsv(rows, f"{source}: line", lines)
-
-    def header(self) -> bytes:
-        """The first line; nothing in a .jsonl."""
-        if self.is_json:
-            return b""
-        return self._table([{name: name for name in (*self._own, *self._names.values())}])
-
-    def lines(self, rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]]) -> bytes:
-        """The lines of these rows, in UTF-8; `answers` have the columns, some at the end apart."""
-        full = [
-            row | {self._names[name]: self._cell(value) for name, value in answer.items()}
-            for row, answer in zip(rows, answers, strict=True)
-        ]
-        if not self.is_json:
-            return self._table(full)
-        encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
-        lines = "".join(f"{encode(row)}\n" for row in full)
-        return lines.encode("utf-8", "backslashreplace")
-
-    def _cell(self, value: Any) -> Any:
-        is_joined = isinstance(value, list) and not self.is_json
-        return self._separator.join(map(str, value)) if is_joined else value
-
-    def _table(self, rows: Sequence[dict[str, Any]]) -> bytes:
-        if self._suffix == ".csv":
-            # else a carriage return alone, which ends a line for readers, would not be quoted
-            returns = any("\r" in str(value) for row in rows for value in row.values())
-            style: dict[str, Any] = {"quoting": csv.QUOTE_ALL if returns else csv.QUOTE_MINIMAL}
-        else:
-            style = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-        text = io.StringIO(newline="")
-        header = [*self._own, *self._names.values()]
-        csv.DictWriter(text, header, lineterminator="\n", **style).writerows(rows)
-        return text.getvalue().encode("utf-8", "backslashreplace")
-
-
-def write_rows(
-    rows: Sequence[dict[str, Any]], answers: Sequence[dict[str, Any]], out: Path
-) -> None:
-    """Write all of an `AnswerTable` to a file that is complete or absent."""
-    table = AnswerTable(rows, list(answers[0]), out)
-    content = table.header() + table.lines(rows, answers)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(content)
 
 
 # (task, split) -> the file's name and the number of examples of the official test set

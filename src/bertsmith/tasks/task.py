@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from bertsmith.base.settings import Advanced, Count, check_bounds, nearest
+from bertsmith.base.settings import Advanced, Count, check_bounds, from_mapping, nearest
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,21 @@ class EncodingSettings:
         check_bounds(self)
 
 
-def stored_encoding(stored: Mapping[str, Any], default_length: int) -> EncodingSettings:
-    """The encoding among the entries saved with a model; what is absent is the default.
+def stored_encoding(stored: Mapping[str, Any], positions: int, source: str) -> EncodingSettings:
+    """The encoding among the entries that `source` has; rows as long as the model by default.
 
-    >>> stored_encoding({"max_length": 64, "task": "sst2"}, 128).max_length
+    >>> stored_encoding({"max_length": 64, "task": "sst2"}, 512, "config.json").max_length
     64
+
+    Errors: ValueError for a value that cannot be, and rows that are longer than the model.
     """
-    found = {
-        known.name: stored[known.name] for known in fields(EncodingSettings) if known.name in stored
-    }
-    return EncodingSettings(**{"max_length": default_length, **found})
+    names = {known.name for known in fields(EncodingSettings)}
+    found = {"max_length": positions} | {n: stored[n] for n in stored if n in names}
+    encoding = from_mapping(EncodingSettings, found, source)
+    if not 2 < encoding.max_length <= positions:
+        fault = f"max_length is {encoding.max_length:,}, but the model has {positions:,} positions"
+        raise ValueError(f"{source}: {fault}: write 3 to {positions} there")
+    return encoding
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 import bertsmith
 from bertsmith.inference.export import export as exporting
+from bertsmith.inference.export import targets
 from bertsmith.inference.export.comparison import ExportRefused, ExportReport, check_report
 from bertsmith.inference.export.export import rank_products
 from bertsmith.inference.export.graph import input_names, onnx_model
@@ -70,6 +71,15 @@ def target(request):
     for package in TARGETS[request.param].packages:
         pytest.importorskip(package, reason=f"{package} is not installed")
     return TARGETS[request.param]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_that_is_not_installed_names_its_own_extra(tmp_path, monkeypatch, name):
+    """OpenVINO's extra has the package `onnx`, too."""
+    monkeypatch.setattr(targets, "find_spec", lambda package: None)
+    line = refused("export", made(tmp_path / "model"), "--to", name, "--out", tmp_path / "out")
+    assert line.endswith(f"onnx is not installed: pip install 'bertsmith[{name}]'")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

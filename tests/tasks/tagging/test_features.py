@@ -118,10 +118,14 @@ def test_a_cased_model_sees_capitals():
     assert [cased.vocabulary.pieces[number] for number in rows.ids[words]] == ["A", "a", "[UNK]"]
 
 
-def test_bad_lengths():
-    with pytest.raises(ValueError, match="mem:2: the word 'abcdefgh...' has 8 pieces, a row has"):
-        laid_out(of("a abcdefgh b"), max_length=9)
-    assert len(laid_out(of("a abcdefgh b"), max_length=10)) == 3
+def test_a_word_longer_than_a_row_is_read_in_part():
+    features = laid_out(of("a abcdefgh b"), max_length=9)
+    assert shown(features) == ["^A$", "^Abcdefg$", "^B$"]
+    note = "1 of 3 words have more than 7 pieces and lose their end"
+    assert features.long_note(EncodingSettings()) == note and features.num_truncated == 1
+    assert "larger" in features.long_hint(EncodingSettings())
+    features = laid_out(of("a abcdefgh b"), max_length=10)
+    assert len(features) == 3 and features.long_note(EncodingSettings()) is None
     with pytest.raises(ValueError, match="max_length = 2 has no room for a piece"):
         laid_out(of("a"), max_length=2)
 

@@ -85,6 +85,16 @@ def test_a_folder_of_another_run_is_refused(trainer, toy, quick, tmp_path):
     refuses("other", "are all set: `seeds` has no effect", same, [1, 2])
 
 
+def test_weights_that_cannot_be_read_leave_no_folder(toy, model_folder, quick, tmp_path):
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
+    trainer = toy.prepare(model=broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="model.safetensors: truncated or damaged"):
+        train_seeds(trainer, tmp_path / "run", quick, [1])
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_an_unfinished_run_left_is_not_of_the_next(trainer, quick, tmp_path):
     run = tmp_path / "run"
     train_seeds(trainer, run, quick, [1, 2])

@@ -23,7 +23,7 @@ from bertsmith.inference.bulk import (
     windows,
 )
 from bertsmith.inference.embeddings.pooling import PoolingSettings
-from bertsmith.inference.embeddings.texts import embed, resolve_precision
+from bertsmith.inference.embeddings.texts import cut_note, embed, resolve_precision
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts
 from bertsmith.text.readers.tables import count_rows
@@ -106,6 +106,6 @@ def vectors_of_files(
         for file, vectors in zip(files, found, strict=True):
             counts = kept.counts(vectors.parts)
             if counts["cut"]:
-                said = f"{file.name}: {counts['cut']:,} of {counts['rows']:,} texts were cut"
-                print(f"{said}: windows read all of them", file=sys.stderr)
+                note = cut_note(counts["cut"], counts["rows"])
+                print(f"{file.name}: {note}", file=sys.stderr)
         yield found

@@ -48,6 +48,15 @@ def embed(
     return vectors, rows.features.num_truncated
 
 
+def cut_note(cut: int, count: int) -> str:
+    """The line on texts that `embed` cut.
+
+    >>> cut_note(1, 2000)
+    '1 of 2,000 texts were cut: windows read all of them'
+    """
+    return f"{cut:,} of {count:,} texts were cut: windows read all of them"
+
+
 @dataclass(frozen=True)
 class TextRows:
     """Rows [CLS] text [SEP], one a text; with windows one or more."""

@@ -28,7 +28,7 @@ class TagFeatures(Features):
     """N rows of T tokens in which each of W words is tagged once.
 
     `labels` are int64 [T], IGNORED but at the first piece of a word that is tagged in that row.
-    `num_truncated` is 0: nothing is cut.
+    `num_truncated` counts words that are longer than a row.
     """
 
     word_numbers: np.ndarray  # int64 [T], the word tagged at this token, else -1
@@ -39,6 +39,14 @@ class TagFeatures(Features):
         ids, types, lengths = self.padded(units, pad_id)
         labels = pad(self.labels, self.boundaries, units, ids.shape[1], IGNORED)
         return {"ids": ids, "types": types, "lengths": lengths, "labels": labels}
+
+    def long_note(self, encoding: EncodingSettings) -> str | None:
+        words = f"{self.num_truncated:,} of {int(self.word_numbers.max()) + 1:,} words"
+        note = f"{words} have more than {self.max_length - 2} pieces and lose their end"
+        return note if self.num_truncated else None
+
+    def long_hint(self, encoding: EncodingSettings) -> str:
+        return "a larger maximum length reads more of them"
 
     def by_word(self, values: np.ndarray) -> np.ndarray:
         """Values of every token [T, ...] -> those of every word [W, ...]."""
@@ -60,16 +68,17 @@ def featurize_sentences(
     `encoding.tokens_per_window` tokens and leave half of the row to their context; 0: each sentence
     has its own row, as the paper describes, at several times the cost. A sentence that does not
     fit is tagged in parts of at most half a row, with the rest of it around.
-    A word without a piece (control characters) becomes [UNK].
+    A word without a piece (control characters) becomes [UNK]; of one that is longer than a row,
+    such as an address, the first pieces are read.
 
-    Errors: ValueError with file and line for a word that does not fit into a row.
+    Errors: ValueError for a `max_length` without room for a piece.
     """
     max_length = encoding.max_length
     if max_length < 3:
         raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
     tokens_per_window = min(encoding.tokens_per_window, room // 2)
-    pieces = _encode_words(tokenizer, sentences, room)
+    pieces, num_truncated = _encode_words(tokenizer, sentences.words, room)
     if not encoding.document_context:
         limits, tokens_per_window = sentences.boundaries, 0
     else:
@@ -95,25 +104,20 @@ def featurize_sentences(
         boundaries=rows.boundaries,
         labels=token_labels,
         max_length=max_length,
-        num_truncated=0,
+        num_truncated=num_truncated,
         word_numbers=word_numbers,
     )
 
 
-def _encode_words(tokenizer: Tokenizer, sentences: Sentences, room: int) -> Encoded:
-    """The pieces of each word, at least one and at most `room`."""
-    encoded = tokenizer.encode_batch(sentences.words, offsets=False)
+def _encode_words(tokenizer: Tokenizer, words: list[str], room: int) -> tuple[Encoded, int]:
+    """The pieces of each word, at least one and at most `room`, and how many words have more."""
+    encoded = tokenizer.encode_batch(words, offsets=False)
     lengths = np.diff(encoded.boundaries)
-    word = int(lengths.argmax())
-    if lengths[word] > room:
-        raise ValueError(
-            f"{sentences.source}:{sentences.lines[word]}: the word '{sentences.words[word]:.20}...'"
-            f" has {lengths[word]} pieces, a row has room for {room}: divide it, remove it, or"
-            " allow a larger `max_length`"
-        )
+    pieces = gather_spans(encoded, encoded.boundaries[:-1], np.minimum(lengths, room))
     empty = np.flatnonzero(lengths == 0)
-    ids = np.insert(encoded.ids, encoded.boundaries[empty], tokenizer.vocabulary.unk_id)
-    return Encoded(ids, encoded.offsets, encoded.word_ids, cumulate(np.maximum(lengths, 1)))
+    ids = np.insert(pieces.ids, pieces.boundaries[empty], tokenizer.vocabulary.unk_id)
+    boundaries = cumulate(lengths.clip(1, room))
+    return Encoded(ids, pieces.offsets, pieces.word_ids, boundaries), int((lengths > room).sum())
 
 
 def _spans(

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bertsmith.tasks.answer_files import rounded
+from bertsmith.tasks.answer_tables import rounded
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.files import nearby, write_text
-from bertsmith.tasks.answer_files import COLUMN, read_texts, rounded, text_lines
+from bertsmith.tasks.answer_files import COLUMN, read_texts, text_lines
+from bertsmith.tasks.answer_tables import rounded
 from bertsmith.tasks.features import cumulate
 from bertsmith.tasks.tagging.schemes import (
     Scheme,

@@ -122,6 +122,19 @@ def columnar_names(file: Path) -> list[str]:
     return list(_schema(file).names)
 
 
+def columnar_types(file: Path) -> dict[str, pyarrow.DataType]:
+    """The types of one file's columns as `columnar_batches` gives them: classes are strings."""
+    import pyarrow
+
+    types = {}
+    for field in _schema(file):
+        types[field.name] = field.type
+        if class_names(file, field.name):
+            is_list = pyarrow.types.is_nested(field.type)
+            types[field.name] = pyarrow.list_(pyarrow.string()) if is_list else pyarrow.string()
+    return types
+
+
 def class_names(file: Path, column: str) -> tuple[str, ...] | None:
     """Names of a ClassLabel column, or of a column of lists of them; None for any other.
 

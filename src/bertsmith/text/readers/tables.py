@@ -27,6 +27,7 @@ from bertsmith.text.readers.columnar import (
     columnar_batches,
     columnar_names,
     columnar_rows,
+    columnar_types,
     columnar_values,
     no_text_column,
     stream_parquet,
@@ -291,6 +292,12 @@ def column_names(path: Path) -> list[str]:
     if kind == ".jsonl":
         return next((list(row) for _, row in _json_objects(path)), [])
     return next((row for _, row in _raw_rows(path)), [])
+
+
+def column_types(path: Path) -> dict[str, Any]:
+    """pyarrow's types of the columns of parquet and arrow files; {} for files of text."""
+    is_typed = file_suffix(path) in COLUMNAR_SUFFIXES
+    return columnar_types(parts(path)[0]) if is_typed else {}
 
 
 def file_suffix(path: Path) -> str | None:

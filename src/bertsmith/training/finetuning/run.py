@@ -70,12 +70,13 @@ def train_seeds(
     check_seeds(settings, seeds)
     settings = trainer.with_defaults(settings)
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
+    fresh = trainer.fresh_model(settings, seeds[0])  # damaged weights leave no folder behind
     with run.locked():
         run.check_free(KIND)  # again: another process may have been here meanwhile
         peak = engines.measure_peak(engine)
         print(plan(trainer, settings), file=sys.stderr)
         described = {**_described(trainer, settings, engine, seeds), **provenance.data}
-        machine, fresh = engines.machine(engine, peak), trainer.fresh_model(settings, seeds[0])
+        machine = engines.machine(engine, peak)
         record = describe(KIND, provenance.command, described, fresh, machine=machine)
         del fresh
         _begin(run, record)

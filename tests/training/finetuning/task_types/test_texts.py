@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 
 from bertsmith.inference.ensemble import evaluate_on
 from bertsmith.inference.predictor import load
@@ -55,7 +56,7 @@ def written(out, kind, source, label="genre"):
     asked = asked_of(kind, label)
     data = of.read_input(str(write(out.parent / "new.csv", source)), asked)
     table = of.answer_table(data, out, asked)
-    out.write_bytes(table.header() + of.answer_lines(table, answers, data, asked))
+    table.write([of.answer_part(table, answers, data, asked)])
     return read_rows(out)
 
 
@@ -389,7 +390,7 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     assert data.options[0] == ["d", "e,\nf", "g", "h"]
     shares = np.array([[0.125, 0.5, 0.25, 0.125], [0.75, 0, 0, 0.25]], np.float32)
     found = Labelled(np.array([1, 0]), shares)
-    for name in ("out.csv", "out.jsonl"):
+    for name in ("out.csv", "out.jsonl", "out.parquet", "out.txt"):
         CHOICE.check_output(data, tmp_path / name, of_swag)
         CHOICE.write_answers(tmp_path / name, found, data, of_swag)
     first, second = read_rows(new)
@@ -401,13 +402,15 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     assert [(line["predicted_label"], line["option"]) for line in lines] == [(1, "e,\nf"), (0, "c")]
     for line, row in zip(lines, shares.tolist(), strict=True):
         assert line["probabilities"] == {str(number): value for number, value in enumerate(row)}
+    assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == lines
+    assert (tmp_path / "out.txt").read_text() == "1\n0\n"
 
     # a column of its own would have its tab escaped
     listed = replace(data, rows=[{"text": "a", "endings": ["b", "c\td"]}], options=[["b", "c\td"]])
     for rows, name, message in (
         (data, "out.tsv", "row 1: 'ending1' holds a tab or a line break"),
         (listed, "out.tsv", "row 1: 'option 1' holds a tab or a line break"),
-        (data, "out.txt", r"out\.txt: cannot write '\.txt': end `out` in \.csv"),
+        (data, "out.xml", r"out\.xml: cannot write '\.xml': end `out` in \.csv"),
     ):
         with pytest.raises(ValueError, match=message):
             CHOICE.check_output(rows, tmp_path / name, of_swag)

@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertsmith.tasks.answer_files import (
-    answer_columns,
-    answer_names,
-    read_rows,
-    rounded,
-    write_rows,
-)
+from bertsmith.tasks.answer_files import read_rows
+from bertsmith.tasks.answer_tables import answer_columns, answer_names, rounded, write_rows
 from bertsmith.tasks.squad.answers import (
     Answer,
     Candidate,
@@ -189,7 +184,8 @@ class AnswerQuestions(TaskType):
         values = [
             (c.text, c.begin if c.text else None, rounded(c.probability)) for c in answers.chosen
         ]
-        write_rows(data.rows, [dict(zip(columns, row, strict=True)) for row in values], out)
+        found = [dict(zip(columns, row, strict=True)) for row in values]
+        write_rows(data.rows, found, out, data.source)
 
 
 def answers_null(model_task: ModelTask) -> bool:

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertsmith.tasks.answer_files import (
+from bertsmith.tasks.answer_files import read_rows
+from bertsmith.tasks.answer_tables import (
     AnswerTable,
     answer_columns,
     answer_names,
-    check_tsv,
-    read_rows,
+    check_cells,
+    format_of,
     rounded,
     write_rows,
 )
@@ -51,7 +52,7 @@ class LabelType(TaskType):
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         """The columns that an answer adds to a row of a table, the answer itself first."""
-        more = ["probabilities"] if out.suffix == ".jsonl" else []
+        more = ["probabilities"] if format_of(out).is_nested else []
         return answer_columns(model_task.task.label, [*self.more_columns, *more])
 
     def to_json(self, answer: Any, model_task: ModelTask) -> Any:
@@ -116,28 +117,27 @@ class TextType(LabelType):
         """The entries that are added to each row, in the order of `columns`, which may be fewer."""
         raise NotImplementedError
 
-    def cells(self, answer: dict[str, Any], is_json: bool) -> list[Any]:
-        """The values of `columns`; of a .jsonl if `is_json`."""
+    def cells(self, answer: dict[str, Any], is_nested: bool) -> list[Any]:
+        """The values of `columns`, of a `Format` that is nested or not."""
         return list(answer.values())
 
     def answer_table(self, first: Examples, out: Path, model_task: ModelTask) -> AnswerTable:
         """The table that `out` is to be. Errors: ValueError for one that could not be written."""
         separator, columns = model_task.task.separator, self.columns(out, model_task)
-        table = AnswerTable(first.rows or [], columns, out, separator)
-        if out.suffix == ".tsv":
-            between = {"separator": separator}
-            check_tsv([{"label": name, **between} for name in model_task.label_names], "label")
+        table = AnswerTable(first.rows or [], columns, out, first.source, separator)
+        between = {"separator": separator}
+        check_cells(out, [{"label": name, **between} for name in model_task.label_names], "label")
         return table
 
-    def answer_lines(
+    def answer_part(
         self, table: AnswerTable, answers: Labelled, data: Examples, model_task: ModelTask
     ) -> bytes:
-        """The rows again, each with its answer at the end."""
+        """The rows again, each with its answer at the end, as the table keeps them."""
         found = []
         for answer in self.label_fields(answers, model_task):
-            first, *more = self.cells(answer, table.is_json)
+            first, *more = self.cells(answer, table.format.is_nested)
             found.append(dict(zip(table.columns, [first, *map(rounded, more)], strict=False)))
-        return table.lines(data.rows or [], found)
+        return table.part(data.rows or [], found)
 
 
 class Classify(TextType):
@@ -274,13 +274,13 @@ class MultiLabel(TextType):
 
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         more = ["probabilities"]
-        if out.suffix != ".jsonl":
+        if not format_of(out).is_nested:
             more = [f"probability_{name}" for name in model_task.label_names]
         return answer_columns(model_task.task.label, more)
 
-    def cells(self, answer: dict[str, Any], is_json: bool) -> list[Any]:
+    def cells(self, answer: dict[str, Any], is_nested: bool) -> list[Any]:
         labels, probabilities = answer.values()
-        return [labels, *([probabilities] if is_json else probabilities.values())]
+        return [labels, *([probabilities] if is_nested else probabilities.values())]
 
     def to_json(self, answer: Any, model_task: ModelTask) -> list[str]:
         return [name for name, has in zip(model_task.label_names, answer, strict=True) if has]
@@ -340,13 +340,14 @@ class Choice(LabelType):
 
     def check_output(self, data: ChoiceExamples, out: Path, model_task: ModelTask) -> None:
         answer_names(data.rows or [], self.columns(out, model_task), out)
-        if out.suffix == ".tsv":  # options of a list are written by themselves
-            check_tsv([{f"option {k}": text for k, text in enumerate(row)} for row in data.options])
+        # options of a list are written by themselves
+        rows = [{f"option {k}": text for k, text in enumerate(row)} for row in data.options]
+        check_cells(out, rows)
 
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, model_task: ModelTask
     ) -> None:
-        """Write the rows again with the option's number and text at the end; in a .jsonl also the
+        """Write the rows again with the option's number and text at the end; if nested also the
         probabilities of all options by their numbers."""
         assert data.rows is not None and answers.probabilities is not None
         columns, found = self.columns(out, model_task), []
@@ -354,7 +355,7 @@ class Choice(LabelType):
         for choice, options, row in rows:
             values = int(choice), options[choice], row[choice], dict(enumerate(row))
             found.append(dict(zip(columns, map(rounded, values), strict=False)))
-        write_rows(data.rows, found, out)
+        write_rows(data.rows, found, out, data.source)
 
 
 def constant_class(
