@@ -2,20 +2,25 @@
 
 import json
 import os
+import platform
 import signal
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bertsmith.base.terminal import Progress
 from bertsmith.inference import bulk
 from bertsmith.inference.bulk import kept_parts, request_digest
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.model.heads import SequenceClassifier
+from bertsmith.inference.predictor import load
+from bertsmith.model.heads import SequenceClassifier, TokenClassifier
 from bertsmith.text.readers.tables import stream_rows
 
-from ..tiny import bertsmith, piece_tokenizer, python, random_model, write
+from ..tiny import bertsmith, cli, piece_tokenizer, python, random_model, refused, write
 
 SIZES = [2, 3, 1]
 
@@ -29,6 +34,14 @@ def made(number):
     return bytes([number]) * (50 + number), {"odd": number % 2}
 
 
+def add(kept, make, job="job", sizes=SIZES):
+    """Adds parts numbered from 0, of so many rows; `make` is given the numbers."""
+    items = (((digest(number, job), size), number) for number, size in enumerate(sizes))
+    progress = Progress("test")
+    kept.add(items, [], lambda models, number, on_rows: make(number), progress)
+    return progress.done
+
+
 def go_through(kept, job="job", last=None, error=KeyboardInterrupt, computed=None):
     """Makes the parts before `last`; in it comes the end."""
     kept.set_precision([], print)
@@ -40,8 +53,7 @@ def go_through(kept, job="job", last=None, error=KeyboardInterrupt, computed=Non
             computed.append(number)
         return made(number)
 
-    for number, size in enumerate(SIZES):
-        kept.add(digest(number, job), size, lambda number=number: make(number))
+    assert add(kept, make, job) in (0, sum(SIZES))  # 0: all were there
 
 
 def stopped(out, job, last, error=KeyboardInterrupt):
@@ -126,7 +138,7 @@ def test_an_input_that_became_shorter(tmp_path):
     stopped(out, "job", 2)
     with kept_parts(out, "request", "rows") as kept:
         kept.set_precision([], print)
-        assert not kept.add(digest(0), 2, pytest.fail)
+        add(kept, pytest.fail, sizes=SIZES[:1])
         assert list(kept.of(slice(None))) == [made(0)[0]] and kept.counts()["rows"] == 2
 
 
@@ -206,7 +218,7 @@ def test_work_that_goes_on_keeps_its_precision(tmp_path):
     out = tmp_path / "out.csv"
     with pytest.raises(KeyboardInterrupt), kept_parts(out, "request", "rows") as kept:
         kept.set_precision([first], lambda model: model.use_precision("bf16"))
-        kept.add(digest(0), 2, lambda: made(0))
+        add(kept, made, sizes=SIZES[:1])
         raise KeyboardInterrupt
     with kept_parts(out, "request", "rows") as kept:
         kept.set_precision([then], pytest.fail)
@@ -216,17 +228,25 @@ def test_work_that_goes_on_keeps_its_precision(tmp_path):
 PREDICT = "import sys; from bertsmith.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-@pytest.mark.slow  # three processes
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_file_of_many_windows_survives_kills(tmp_path, suffix):
-    """Killed in the middle of a part, twice: in the end every row is there once, in its order."""
-    tokenizer = piece_tokenizer("good bad old new film")
+@pytest.fixture
+def run(tmp_path):
+    """A folder of a model that tells two classes."""
     run = {"task": "classify", "text": "text", "text_pair": None, "label": "stars"}
     made = {"run": run, "label_names": ("bad", "good"), "extra_config": {"max_length": 16}}
-    folder = random_model(tmp_path / "run", tokenizer, SequenceClassifier, 2, **made)
-    rows = [json.dumps({"id": k, "text": "good old film " * (k % 5)}) for k in range(30_000)]
-    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / f"out{suffix}"
-    words = ("predict", folder, source, "--precision", "float32", "--out")
+    tokenizer = piece_tokenizer("good bad old new film")
+    return random_model(tmp_path / "run", tokenizer, SequenceClassifier, 2, **made)
+
+
+def films(count):
+    return [json.dumps({"id": k, "text": "good old film " * (k % 5)}) for k in range(count)]
+
+
+@pytest.mark.slow  # three processes
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_file_of_many_windows_survives_kills(tmp_path, run, suffix):
+    """Killed in the middle of a part, twice: in the end every row is there once, in its order."""
+    source, out = write(tmp_path / "in.jsonl", films(30_000)), tmp_path / f"out{suffix}"
+    words = ("predict", run, source, "--precision", "float32", "--out")
     for place in ("part:2", "part:1"):
         ran = python(PREDICT, *words, out, BERTSMITH_KILL_AT=place)
         assert ran.code == -signal.SIGKILL and not out.exists()
@@ -235,3 +255,147 @@ def test_a_file_of_many_windows_survives_kills(tmp_path, suffix):
     assert out.read_bytes() == whole.read_bytes()
     assert [int(row["id"]) for _, row in stream_rows(out, {})] == list(range(30_000))
     assert not list(tmp_path.glob("*.partial"))
+
+
+# --- on a Ray cluster
+
+ON_RAY = ("--backend", "ray")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Small windows and blocks."""
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", 3)
+    monkeypatch.setattr(bulk, "BLOCK_TOKENS", 20)
+
+
+@pytest.mark.parametrize("name", ["o.csv", "o.jsonl"])
+def test_predict_on_ray_writes_the_same(tmp_path, run, fake_ray, few, name):
+    source, there = write(tmp_path / "in.jsonl", films(40)), tmp_path / name
+    for more in ((), ("--ensemble", run)):
+        bertsmith("predict", run, source, *more, "--out", tmp_path / f"w{name}")
+        bertsmith("predict", run, source, *more, *ON_RAY, "--out", there)
+        assert there.read_bytes() == (tmp_path / f"w{name}").read_bytes()
+    assert fake_ray.most == 6 and fake_ray.options["num_gpus"] == 0
+
+
+def test_words_are_answered_on_ray_in_blocks(tmp_path, fake_ray, few):
+    kind = {"kind": "tag", "text": "tokens", "label": "tags", "max_length": 16}
+    names = {"label_names": ("O", "B-X", "I-X"), "extra_config": kind}
+    tokenizer = piece_tokenizer("good bad old new film")
+    folder = random_model(tmp_path / "tagger", tokenizer, TokenClassifier, 3, **names)
+    source = write(tmp_path / "in.txt", ["good old film " * (k % 3 + 1) for k in range(20)])
+    words = "predict", folder, source, "--out"
+    bertsmith(*words, tmp_path / "here.jsonl")
+    bertsmith(*words, tmp_path / "there.jsonl", *ON_RAY)
+    assert (tmp_path / "here.jsonl").read_bytes() == (tmp_path / "there.jsonl").read_bytes()
+    assert fake_ray.most > 1
+
+
+@pytest.mark.parametrize("name", ["o.npy", "o.jsonl"])
+def test_embed_on_ray_writes_the_same(tmp_path, run, fake_ray, few, name):
+    source = write(tmp_path / "in.txt", ["good old film " * (k % 9 + 1) for k in range(40)])
+    other = write(tmp_path / "other.txt", ["bad " * (k % 7) + "film" for k in range(30)])
+    words = ("embed", source, "--model", run, "--max-length", "16", "--whiten", other)
+    words += ("--dimensions", "3", "--out")
+    here = cli(*words, tmp_path / f"w{name}").err.replace(f"w{name}", name)
+    there = cli(*words, tmp_path / name, *ON_RAY).err
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"w{name}").read_bytes()
+    cut = [line for line in here.splitlines() if "texts were cut" in line]
+    assert cut and cut == [line for line in there.splitlines() if "texts were cut" in line]
+
+
+@pytest.mark.parametrize("begun", [(), ON_RAY])
+def test_work_goes_on_with_the_other_backend(tmp_path, run, fake_ray, few, monkeypatch, begun):
+    """Stopped by Ctrl-C when three windows are kept, here or there."""
+    source, out = write(tmp_path / "in.jsonl", films(20)), tmp_path / "o.csv"
+    words, appended = ("predict", run, source, "--out", out), []
+    append = bulk.KeptParts._append
+
+    def counting(self, label, *made):
+        if len(appended) == 3:
+            raise KeyboardInterrupt
+        appended.append(label)
+        append(self, label, *made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk.KeptParts, "_append", counting)
+        ran = cli(*words, *begun)
+    assert ran.code == 130 and f"9 rows are kept in {out}.partial" in ran.err
+    opened = bulk._opened.cache_info()
+    ran = cli(*words, *(() if begun else ON_RAY))
+    assert ran.code == 0 and f"9 rows are kept in {out}.partial: going on" in ran.err
+    bertsmith("predict", run, source, "--out", tmp_path / "w.csv")
+    assert out.read_bytes() == (tmp_path / "w.csv").read_bytes()
+    calls = bulk._opened.cache_info()
+    asked = calls.hits + calls.misses - opened.hits - opened.misses
+    assert asked == (0 if begun else 4)  # of 7 windows
+
+
+def test_a_broken_row_is_named_as_without_ray(tmp_path, run, fake_ray, few):
+    source = write(tmp_path / "in.jsonl", [*films(10), '{"id": 10, "text": 5}'])
+    words = "predict", run, source, "--out", tmp_path / "o.csv"
+    here = cli(*words)
+    assert here.code == 2 and "9 rows are kept" in here.err and f"{source}:11: " in here.err
+    (tmp_path / "o.csv.partial").unlink()
+    assert cli(*words, *ON_RAY).err == here.err
+
+
+def test_a_machine_with_another_model_or_none_is_named(tmp_path, run, fake_ray, monkeypatch):
+    source, out = write(tmp_path / "in.jsonl", films(3)), tmp_path / "o.csv"
+    shared = bulk.SharedModel.of(load(run, device="cpu"))
+    others = {
+        f"{run}: another model than where the work began": {"digest": "other"},
+        "no such folder": {"folder": tmp_path / "elsewhere"},
+    }
+    for message, other in others.items():
+        monkeypatch.setattr(bulk.SharedModel, "of", lambda _, o=other: shared._replace(**o))
+        ran = cli("predict", run, source, *ON_RAY, "--out", out)
+        assert ran.code == 1 and f"a machine of the Ray cluster: {platform.node()}: " in ran.err
+        assert message in ran.err and {*tmp_path.iterdir()} == {run, source}
+
+
+def test_a_gpu_here_asks_for_gpus_there(run):
+    model = load(run, device="cpu")
+    assert bulk.SharedModel.of(model)[:3] == (run, "cpu", "float32")
+    model.processor = Processor("cuda:1", "bf16", 1)
+    assert bulk.SharedModel.of(model)[1:3] == ("cuda", "bf16")
+
+
+def test_without_ray_nothing_is_written(tmp_path, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    source = write(tmp_path / "in.jsonl", films(3))
+    for words in (("predict", run, source), ("embed", source, "--model", run)):
+        line = refused(*words, *ON_RAY, "--out", tmp_path / "new" / "o.jsonl")
+        assert "bertsmith[ray]" in line
+    assert {*tmp_path.iterdir()} == {run, source}
+
+
+def workers():
+    """The processes of Ray that work at this moment."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # ended meanwhile
+            if line.read_bytes().startswith(b"ray::_call"):
+                yield int(line.parent.name)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, run, monkeypatch):
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in.jsonl", films(30_000))
+    words = ("predict", "run", "in.jsonl", "--precision", "float32", "--out")
+    bertsmith(*words, "here.jsonl")
+    append, killed = bulk.KeptParts._append, []
+
+    def killing(self, *part):
+        append(self, *part)
+        for process in () if killed else workers():
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
+
+    monkeypatch.setattr(bulk.KeptParts, "_append", killing)
+    monkeypatch.setattr(bulk, "WINDOW_ROWS", 2048)
+    bertsmith(*words, "there.jsonl", *ON_RAY)
+    assert killed and Path("here.jsonl").read_bytes() == Path("there.jsonl").read_bytes()

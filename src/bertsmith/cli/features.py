@@ -14,7 +14,7 @@ import tyro
 import bertsmith
 from bertsmith.base.settings import Metavar
 from bertsmith.base.terminal import Progress
-from bertsmith.cli.flags import Answering, group_values
+from bertsmith.cli.flags import Answering, BulkAnswering, group_values
 from bertsmith.cli.outputs import (
     after_similarity_training,
     check_folder,
@@ -34,7 +34,7 @@ OUTPUTS = (".npy", ".jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(Answering):
+class Embed(BulkAnswering):
     """Write a vector for every text of a file.
 
     Examples:
@@ -131,7 +131,10 @@ def run_embed(settings: Embed) -> None:
 
     unscaled = replace(way, normalize=False) if settings.whiten else way  # whitening comes first
     flags = {"device": settings.device, "precision": settings.precision}
-    with vectors_of_files(predictor, [read, *others], unscaled, out, flags) as (found, *more):
+    vectors_kept = vectors_of_files(
+        predictor, [read, *others], unscaled, out, flags, settings.backend
+    )
+    with vectors_kept as (found, *more):
         whitening = None
         if settings.whiten:
             whitening = vectors.Whitening.fit(more[0] if more else found, settings.dimensions)

@@ -66,6 +66,18 @@ class Answering:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BulkAnswering(Answering):
+    """Answering files of any size."""
+
+    title = "machine"
+
+    backend: Literal["local", "ray"] = "local"
+    """Who computes: this process, or all cores (with a GPU here: all GPUs) of the Ray cluster of
+    RAY_ADDRESS, without one Ray on this machine. The answers are the same. Every machine must reach
+    the folder of the model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextInput:
     """Reading text from files."""
 

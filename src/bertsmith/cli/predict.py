@@ -15,7 +15,7 @@ import tyro
 import bertsmith
 from bertsmith.base.settings import Metavar, from_mapping
 from bertsmith.base.terminal import Progress, of_cases
-from bertsmith.cli.flags import Answering
+from bertsmith.cli.flags import BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def show_predictions(text: str, masks: Sequence[Sequence[bertsmith.FillCandidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(Answering):
+class Predict(BulkAnswering):
     """Answer new data with a fine-tuned model.
 
     Examples:
@@ -191,7 +191,7 @@ def run_predict(settings: Predict) -> None:
         answer_whole(models, settings)
         return
     flags = settings.device, settings.precision
-    counts = answer_rows(models, model_task, settings.input, settings.out, flags)
+    counts = answer_rows(models, model_task, settings.input, settings.out, flags, settings.backend)
     read = {name: counts[name] for name in ("examples", "units", "cut")}
     if note := long_note(model_task.encoding, **read):
         print(f"{note}, as in training", file=sys.stderr)
@@ -243,20 +243,17 @@ def outputs_of(
     blocks = bulk.sorted_blocks(rows.lengths)
     flags = settings.device, settings.precision
     request = bulk.request_digest([model.folder for model in models], *flags)
-    with bulk.kept_parts(settings.out, request, "rows") as kept:
+
+    def parts() -> Iterator[tuple[bulk.Label, Features]]:
+        for block in blocks:
+            part = rows.of_rows(block)
+            read = b"".join(map(np.ndarray.tobytes, (part.ids, part.token_types, part.lengths)))
+            yield (hashlib.sha256(read).hexdigest(), len(part)), part
+
+    with bulk.kept_parts(settings.out, request, "rows", settings.backend) as kept:
         kept.set_precision(models, lambda model: model.resolve_precision_for(rows))
         with Progress("predict", len(rows), "rows", start=kept.rows) as progress:
-            for block in blocks:
-                part = rows.of_rows(block)
-
-                def make(part: Features = part) -> bulk.Made:
-                    outputs = bulk.mean_outputs(
-                        models, part, lambda count: progress.update(count / len(models))
-                    )
-                    return bulk.array_bytes(outputs), {}
-
-                read = b"".join(map(np.ndarray.tobytes, (part.ids, part.token_types, part.lengths)))
-                kept.add(hashlib.sha256(read).hexdigest(), len(part), make)
+            kept.add(parts(), models, bulk.answer_block, progress)
         found = np.concatenate([bulk.array_of(data)[0] for data in kept.of(slice(None))])
         positions = order = np.concatenate(blocks)
         if len(found) > len(rows):  # of tokens

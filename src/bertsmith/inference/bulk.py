@@ -6,34 +6,41 @@
 The same work reads its input again and passes over what is there, as long as the input is the same;
 a part that a kill cut short is made again. So an input may be packed, a pipe, or mended behind what
 is done. The output is written of the parts at the end: whole, or not at all.
+
+On a Ray cluster other processes make the parts. This one reads the input and keeps them, in order.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import os
+import platform
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from bertsmith.base import VERSION
+from bertsmith.base.cluster import cluster, map_in_order
 from bertsmith.base.files import fault_point, locked_file, named_errors
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.stored import weight_files
 from bertsmith.tasks.answer_files import read_rows
-from bertsmith.text.readers.tables import count_rows
+from bertsmith.text.readers.tables import count_rows, digest
 from bertsmith.training.finetuning.task_types.texts import TextType
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
+    from bertsmith.tasks.answer_files import AnswerTable
     from bertsmith.tasks.examples import Examples
     from bertsmith.tasks.features import Features
     from bertsmith.training.finetuning.task_types.base import ModelTask
@@ -45,6 +52,11 @@ BLOCK_TOKENS = 32_768  # of rows that are held as a whole
 
 Made = tuple[bytes, dict[str, int]]
 """What was made of a window, and counts that are summed up at the end."""
+Make = Callable[[Sequence["Predictor"], Any, Callable[[float], None]], Made]
+"""(models, a window or block, a function that is given the number of rows done) -> its part."""
+Label = tuple[str, int]
+"""The digest of a window or block, and the number of its rows."""
+Backend = Literal["local", "ray"]
 
 
 class Window(NamedTuple):
@@ -93,8 +105,8 @@ class Part(NamedTuple):
 class KeptParts:
     """The parts of some work in an open file; the first `done` of them are of this input."""
 
-    def __init__(self, file: BinaryIO, request: str, unit: str) -> None:
-        self._file, self._unit, self.done = file, unit, 0
+    def __init__(self, file: BinaryIO, request: str, unit: str, backend: Backend) -> None:
+        self._file, self._unit, self._backend, self.done = file, unit, backend, 0
         self._parts: list[Part] = []
         self._head: dict[str, Any] = {"bertsmith": VERSION, "request": request}
         file.seek(0)
@@ -128,22 +140,43 @@ class KeptParts:
     def __str__(self) -> str:
         return f"{self.rows:,} {self._unit} are kept in {self._file.name}"
 
-    def add(self, digest: str, rows: int, make: Callable[[], Made]) -> bool:
-        """Go on to the next part; `make` is called where it is not there. True: it was called.
+    def add(
+        self,
+        items: Iterable[tuple[Label, Any]],
+        models: Sequence[Predictor],
+        make: Make,
+        progress: Progress,
+    ) -> None:
+        """Go on by these windows or blocks; `make` is called for those that are not there.
 
-        Errors: OSError from the disk.
+        Errors: those of the items and of `make`; OSError from the disk or the cluster.
         """
-        if self.done < len(self._parts):
-            if self._parts[self.done].digest == digest:
-                self.done += 1
-                return False
-            known = sum(part.rows for part in self._parts[: self.done])
-            message = f"another input behind {known:,} {self._unit}: what it keeps of that is"
-            print(f"{self._file.name}: {message} dropped", file=sys.stderr)
-            self._file.truncate(self._end())
-            del self._parts[self.done :]
-        data, counts = make()
-        part = Part(digest, rows, len(data), counts, 0)
+        missing = ((label, item) for label, item in items if not self._has(label[0]))
+        if self._backend == "ray":
+            there = functools.partial(_make_there, [SharedModel.of(one) for one in models], make)
+            found = map_in_order(there, missing, "CPU" if models[0].processor.is_cpu else "GPU")
+        else:
+            found = ((label, make(models, item, progress.update)) for label, item in missing)
+        for label, (data, counts) in found:
+            self._append(label, data, counts)
+            progress.update(done=self.rows)
+
+    def _has(self, digest: str) -> bool:
+        """Pass over the next part, if it is there; else drop what is there of another input."""
+        if self.done == len(self._parts):
+            return False
+        if self._parts[self.done].digest == digest:
+            self.done += 1
+            return True
+        known = sum(part.rows for part in self._parts[: self.done])
+        message = f"another input behind {known:,} {self._unit}: what it keeps of that is dropped"
+        print(f"{self._file.name}: {message}", file=sys.stderr)
+        self._file.truncate(self._end())
+        del self._parts[self.done :]
+        return False
+
+    def _append(self, label: Label, data: bytes, counts: dict[str, int]) -> None:
+        part = Part(*label, len(data), counts, 0)
         part = part._replace(crc32=part.checksum(data))
         with named_errors(Path(self._file.name)):
             self._file.write(json.dumps(part[:-1]).encode() + b"\n")
@@ -153,7 +186,6 @@ class KeptParts:
             os.fsync(self._file.fileno())
         self._parts.append(part._replace(offset=self._file.seek(0, os.SEEK_END) - len(data)))
         self.done += 1
-        return True
 
     def of(self, parts: slice) -> Iterator[bytes]:
         """The bytes made of some of the parts that are done."""
@@ -192,23 +224,28 @@ class KeptParts:
 
 
 @contextmanager
-def kept_parts(out: Path, request: str, unit: str) -> Iterator[KeptParts]:
+def kept_parts(
+    out: Path, request: str, unit: str, backend: Backend = "local"
+) -> Iterator[KeptParts]:
     """Keep what is done of a `request_digest` until the block is left without an error.
 
     Errors: ValueError where another process is at this work; KeyboardInterrupt that says what is
-    kept; OSError from the disk.
+    kept; OSError from the disk; those of `cluster`, before anything is written.
     """
     path = out.resolve()
     path = path.with_name(path.name + SUFFIX)
     with suppress(ValueError):  # "." has no name
         given = out.with_name(out.name + SUFFIX)
         path = given if given.resolve() == path else path  # messages show it as it was given
-    path.parent.mkdir(parents=True, exist_ok=True)
     in_use = (
         f"{path}: another process is at this work: wait until it has ended, or name another output"
     )
-    with locked_file(path, "work", in_use), path.open("a+b") as file:
-        kept = KeptParts(file, request, unit)
+    with ExitStack() as stack:
+        if backend == "ray":
+            stack.enter_context(cluster())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(locked_file(path, "work", in_use))
+        kept = KeptParts(stack.enter_context(path.open("a+b")), request, unit, backend)
         if kept.rows:
             print(f"{kept}: going on behind them", file=sys.stderr)
         try:
@@ -240,8 +277,55 @@ def request_digest(models: Iterable[Path], *settings: object) -> str:
     return known.hexdigest()
 
 
+class SharedModel(NamedTuple):
+    """A model that processes on a cluster open themselves, in a folder that all machines reach."""
+
+    folder: Path
+    device: str
+    precision: str
+    digest: str
+
+    @classmethod
+    def of(cls, model: Predictor) -> SharedModel:
+        device = "cpu" if model.processor.is_cpu else "cuda"  # a process sees its own GPU alone
+        folder, precision = model.folder.resolve(), model.processor.precision
+        return cls(folder, device, precision, content_digest(model))
+
+
+@functools.cache  # a model a process
+def _opened(shared: SharedModel) -> Predictor:
+    from bertsmith.inference.predictor import load
+
+    try:
+        model = load(shared.folder, device=shared.device, precision=shared.precision)
+        found = content_digest(model)
+    except (ValueError, OSError) as error:
+        raise OSError(f"{platform.node()}: {error} (all machines must reach the folder)") from error
+    if found != shared.digest:
+        raise OSError(
+            f"{platform.node()}: {shared.folder}: another model than where the work began"
+        )
+    return model
+
+
+def _make_there(shared: Sequence[SharedModel], make: Make, item: Any) -> Made:
+    return make([_opened(model) for model in shared], item, lambda number: None)
+
+
+def content_digest(model: Predictor) -> str:
+    """A digest of a model's weights, config and vocabulary; it reads all bytes of the weights."""
+    weights = [digest(file) for file in weight_files(model.folder)]
+    known = model.config, model.tokenizer.fingerprint, weights
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
 def answer_rows(
-    models: Sequence[Predictor], model_task: ModelTask, source: str, out: Path, flags: object
+    models: Sequence[Predictor],
+    model_task: ModelTask,
+    source: str,
+    out: Path,
+    flags: object,
+    backend: Backend = "local",
 ) -> Counter[str]:
     """Write the rows of a file of texts or pairs with their answers; the mean outputs decide.
 
@@ -249,45 +333,54 @@ def answer_rows(
 
     Errors: ValueError as `read_rows` and `AnswerTable`, with what is done kept.
     """
-    task_type, table = models[0].task_type, None
+    task_type = models[0].task_type
     assert isinstance(task_type, TextType)
     request = request_digest([model.folder for model in models], model_task, out.suffix, flags)
-
-    def featurized(data: Examples) -> Features:
-        names = model_task.label_names
-        return task_type.featurize(models[0].tokenizer, data, model_task.encoding, names)
-
-    with kept_parts(out, request, "rows") as kept:
+    with kept_parts(out, request, "rows", backend) as kept:
         numbered = windows(read_rows(source, model_task.task))
+        first = next(numbered)
+        data = task_type.examples(source, first.lines, first.rows, model_task)
+        table = task_type.answer_table(data, out, model_task)
+        kept.set_precision(
+            models, lambda model: model.resolve_precision_for(_features(model, data, model_task))
+        )
+
+        def checked() -> Iterator[tuple[Label, Window]]:
+            for window in chain([first], numbered):
+                table.check(window.rows, window.lines)
+                yield (window.digest, len(window.rows)), window
+
         total = None if source == "-" else count_rows(Path(source))
         with Progress("predict", total, "rows", start=kept.rows) as progress:
-            for lines, rows, digest in numbered:
-                data = task_type.examples(source, lines, rows, model_task)
-                if table is None:
-                    table = task_type.answer_table(data, out, model_task)
-                    kept.set_precision(
-                        models,
-                        lambda model, data=data: model.resolve_precision_for(featurized(data)),
-                    )
-                table.check(rows, lines)
-
-                def make(data: Examples = data, table=table) -> Made:
-                    features = featurized(data)
-                    share = len(data) / (len(features) * len(models))
-                    outputs = mean_outputs(
-                        models, features, lambda count: progress.update(count * share)
-                    )
-                    answers = task_type.answers(outputs, features, data, model_task)
-                    made = task_type.answer_part(table, answers, data, model_task)
-                    return made, features.counts() | data.counts()
-
-                done = progress.done + len(rows)
-                if kept.add(digest, len(rows), make):
-                    progress.update(done=done)
+            make = functools.partial(_answer_window, source, model_task, table)
+            kept.add(checked(), models, make, progress)
             progress.total = progress.done
-        assert table is not None
         table.write(kept.of(slice(None)))
         return kept.counts()
+
+
+def _features(model: Predictor, data: Examples, model_task: ModelTask) -> Features:
+    names = model_task.label_names
+    return model.task_type.featurize(model.tokenizer, data, model_task.encoding, names)
+
+
+def _answer_window(
+    source: str,
+    model_task: ModelTask,
+    table: AnswerTable,
+    models: Sequence[Predictor],
+    window: Window,
+    on_rows: Callable[[float], None],
+) -> Made:
+    task_type = models[0].task_type
+    assert isinstance(task_type, TextType)
+    data = task_type.examples(source, window.lines, window.rows, model_task)
+    features = _features(models[0], data, model_task)
+    share = len(data) / (len(features) * len(models))  # of a row of the input
+    outputs = mean_outputs(models, features, lambda count: on_rows(count * share))
+    answers = task_type.answers(outputs, features, data, model_task)
+    made = task_type.answer_part(table, answers, data, model_task)
+    return made, features.counts() | data.counts()
 
 
 def mean_outputs(
@@ -295,6 +388,14 @@ def mean_outputs(
 ) -> np.ndarray:
     """The mean of the heads' outputs for rows, float32."""
     return np.mean([model.outputs(features, on_batch) for model in models], axis=0)
+
+
+def answer_block(
+    models: Sequence[Predictor], block: Features, on_rows: Callable[[float], None]
+) -> Made:
+    """The part that is the outputs for a block of rows."""
+    outputs = mean_outputs(models, block, lambda count: on_rows(count / len(models)))
+    return array_bytes(outputs), {}
 
 
 def sorted_blocks(lengths: np.ndarray) -> list[np.ndarray]:

@@ -10,10 +10,9 @@ are cut at the same places and come back in their order.
 from __future__ import annotations
 
 import logging
-import os
 import platform
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base import VERSION
+from bertsmith.base.cluster import capacity, cluster, raise_cause
 from bertsmith.corpus.build.batches import BatchReader, Position
 from bertsmith.corpus.build.encode import Encoded, Encoder, Part
 from bertsmith.corpus.store.store import INDEX, SPLITS, token_type
@@ -29,8 +28,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 8 << 20  # bytes of texts that go to an actor together
 READING_CORES = 0.1  # of an encoder's: reading is a tenth of the work
-# Every node must share them: Python decides about characters, bertsmith about the rest.
-VERSIONS = {"Python": platform.python_version(), "bertsmith": VERSION}
 
 
 def encode_on_ray(
@@ -38,14 +35,13 @@ def encode_on_ray(
 ) -> Generator[tuple[Position, Encoded], None, None]:
     """Encode the batches of a reader in their order.
 
-    workers: most actors, by default as many as the cluster has cores. The cluster is the one of
-    RAY_ADDRESS, or one on this machine, which is started and ended here.
+    workers: most actors, by default as many as the cluster has cores.
 
-    Errors: ValueError, at once, for a cluster of other versions; OSError when the cluster failed.
+    Errors: as `cluster`, at once; ValueError as `capacity`; OSError when the cluster failed.
     """
     pieces = [{"piece": k} for k in range(reader.first[0], len(reader.pieces))]
     stack = ExitStack()
-    cores = stack.enter_context(_cluster())  # here, not in the generator, which starts later
+    stack.enter_context(cluster())  # here, not in the generator, which starts later
 
     def encode() -> Generator[tuple[Position, Encoded], None, None]:
         import ray.data  # type: ignore[import-not-found]
@@ -57,7 +53,7 @@ def encode_on_ray(
         context.target_max_block_size = BLOCK
         context.enable_progress_bars = context.print_on_execution_start = False
         settings = _files(encoder.tokenizer), encoder.sentence_per_line, encoder.held_out
-        actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers or cores)
+        actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers or capacity("CPU"))
         ids = token_type(len(encoder.tokenizer.vocabulary))
         with stack, ray.data.DataContext.current(context):
             texts = ray.data.from_items(pieces).flat_map(
@@ -68,7 +64,7 @@ def encode_on_ray(
                 for row in rows.iter_rows():
                     yield _from_row(row, ids)
             except RayError as error:
-                _raise_cause(error)
+                raise_cause(error)
 
     return encode()
 
@@ -125,82 +121,3 @@ def _from_row(row: dict[str, Any], ids: np.dtype) -> tuple[Position, Encoded]:
         for side in SPLITS
     ]
     return (int(row["piece"]), int(row["number"])), Encoded(int(row["num_bytes"]), *parts)
-
-
-@contextmanager
-def _cluster() -> Iterator[int]:
-    """Connect to a cluster of the right versions; yields its cores."""
-    import ray  # type: ignore[import-not-found]
-
-    was_connected = ray.is_initialized()
-    if not was_connected:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            ray.init(log_to_driver=False, logging_level="critical")  # errors come as such
-        except (RuntimeError, ConnectionError) as error:
-            # Ray compares its own version and Python's when it connects.
-            address, text = os.environ.get("RAY_ADDRESS", "this machine"), str(error).split()
-            raise ValueError(f"the Ray cluster at {address}: {' '.join(text)}") from error
-    try:
-        check_versions(_versions_of_nodes())
-        yield max(1, int(ray.cluster_resources().get("CPU", 1)))
-    finally:
-        if not was_connected:
-            ray.shutdown()
-
-
-def check_versions(nodes: dict[str, dict[str, str]]) -> None:
-    """Refuse a cluster of which a node has other `VERSIONS`.
-
-    >>> check_versions({"node 10.0.0.2": VERSIONS | {"bertsmith": "absent"}})
-    Traceback (most recent call last):
-    ValueError: node 10.0.0.2 of the Ray cluster: bertsmith absent, here ...: install the same ...
-    """
-    for node, versions in nodes.items():
-        for name, version in VERSIONS.items():
-            if versions[name] != version:
-                raise ValueError(
-                    f"{node} of the Ray cluster: {name} {versions[name]}, here {version}: "
-                    "install the same on every machine and start the cluster again"
-                )
-
-
-def _versions_of_nodes() -> dict[str, dict[str, str]]:
-    import ray  # type: ignore[import-not-found]
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # type: ignore[import-not-found]
-
-    def versions() -> dict[str, str]:  # sent as code: a node may be without bertsmith
-        import platform
-
-        try:
-            from bertsmith.base import VERSION as version
-        except ModuleNotFoundError:
-            version = "absent"
-        return {"Python": platform.python_version(), "bertsmith": version}
-
-    remote: Any = ray.remote(num_cpus=0)(versions)
-    found = {}
-    for node in ray.nodes():
-        if node["Alive"]:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = remote.options(scheduling_strategy=there).remote()
-            found[f"node {node['NodeManagerAddress']}"] = task
-    return dict(zip(found, ray.get(list(found.values())), strict=True))
-
-
-def _raise_cause(error: Exception) -> None:
-    """Raise the error of the input or the machine that ended a task, or that the cluster failed."""
-    from ray.exceptions import RayError  # type: ignore[import-not-found]
-
-    cause: BaseException | None = error
-    while cause is not None:
-        # An error of Ray's is also of the class that it stands for, but has another text.
-        if isinstance(cause, ValueError) and not isinstance(cause, RayError):
-            raise ValueError(str(cause)) from error
-        if isinstance(cause, OSError) and not isinstance(cause, RayError):
-            message = f"a machine of the Ray cluster: {cause}; run again, it goes on where it was"
-            raise OSError(message) from error
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    raise OSError(
-        f"the Ray cluster failed ({type(error).__name__}): run again, it goes on where it was"
-    ) from error

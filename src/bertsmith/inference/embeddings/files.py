@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.bulk import (
+    Backend,
     KeptParts,
     Made,
     Window,
@@ -35,10 +37,12 @@ class TextFile:
     def __init__(self, source: str, column: str | None) -> None:
         self.name = source
         stream = windows(read_texts(source, column))
-        first = list(islice(stream, 2))
-        self.count = sum(len(window.rows) for window in first) if len(first) < 2 else None
+        begin = list(islice(stream, 2))
+        self.first = begin[0].rows
+        """The texts of the first window."""
+        self.count = len(self.first) if len(begin) < 2 else None
         """The number of texts, if they are so few; None: more than a window of them."""
-        self.windows: Iterable[Window] = chain(first, stream)
+        self.windows: Iterable[Window] = chain(begin, stream)
 
     def about(self) -> int | None:
         """About the number of texts; None: unknown."""
@@ -73,6 +77,7 @@ def vectors_of_files(
     pooling: PoolingSettings,
     out: Path,
     flags: Mapping[str, object],
+    backend: Backend = "local",
 ) -> Iterator[list[Vectors]]:
     """The vectors of each file's texts, kept beside `out` until the block has used them.
 
@@ -81,25 +86,17 @@ def vectors_of_files(
     """
     folders, print_of = [predictor.folder, *pooling.dense], predictor.tokenizer.fingerprint
     request = request_digest(folders, print_of, pooling, out.suffix, flags)
-    totals, found, start, measured = [file.about() for file in files], [], 0, False
+    totals, found, start = [file.about() for file in files], [], 0
     total = None if None in totals else sum(count or 0 for count in totals)
-    with kept_parts(out, request, "texts") as kept:
+    dense = tuple(path.resolve() for path in pooling.dense)  # for processes elsewhere
+    make = functools.partial(_embed_window, replace(pooling, dense=dense), out.suffix == ".jsonl")
+    with kept_parts(out, request, "texts", backend) as kept:
+        first = files[0].first
+        kept.set_precision([predictor], lambda model: resolve_precision(model, first, pooling))
         with Progress("embed", total, "texts", start=kept.rows) as progress:
             for file in files:
-                for _, texts, digest in file.windows:
-                    if not measured:
-                        kept.set_precision(
-                            [predictor],
-                            lambda model, texts=texts: resolve_precision(model, texts, pooling),
-                        )
-                        measured = True
-
-                    def make(texts: list[str] = texts) -> Made:
-                        vectors, cut = embed(predictor, texts, pooling, progress.update)
-                        keeps = texts if out.suffix == ".jsonl" else []
-                        return array_bytes(vectors, *keeps), {"cut": cut}
-
-                    kept.add(digest, len(texts), make)
+                items = (((digest, len(texts)), texts) for _, texts, digest in file.windows)
+                kept.add(items, [predictor], make, progress)
                 found.append(Vectors(kept, slice(start, kept.done)))
                 start = kept.done
             progress.total = progress.done
@@ -109,3 +106,14 @@ def vectors_of_files(
                 note = cut_note(counts["cut"], counts["rows"])
                 print(f"{file.name}: {note}", file=sys.stderr)
         yield found
+
+
+def _embed_window(
+    pooling: PoolingSettings,
+    keeps_texts: bool,
+    models: Sequence[Predictor],
+    texts: list[str],
+    on_texts: Callable[[float], None],
+) -> Made:
+    vectors, cut = embed(models[0], texts, pooling, on_texts)
+    return array_bytes(vectors, *(texts if keeps_texts else [])), {"cut": cut}
