@@ -1,6 +1,6 @@
 """Bulk work on files of any size: a window of the input after the other, each kept when it is done.
 
-    OUT.partial     a line of JSON: the model and flags that the work is of, its precision; then for
+    OUT.partial     a line of JSON: the model and flags that the work is of, its engines; then for
                     each part that is done a line of JSON (`Part`) and the bytes that were made
 
 The same work reads its input again and passes over what is there, as long as the input is the same;
@@ -27,7 +27,7 @@ import numpy as np
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_file, fault_point, locked_file, named_errors
 from bertsmith.base.terminal import Progress
-from bertsmith.checkpoints.stored import weight_files
+from bertsmith.inference.engines.choice import request_digest
 from bertsmith.tasks.answer_files import read_rows
 from bertsmith.text.readers.tables import count_rows
 from bertsmith.training.finetuning.task_types.texts import TextType
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bertsmith.training.finetuning.task_types.base import ModelTask
 
 SUFFIX = ".partial"
-# Enough to sort and to measure precisions by, and little enough to be lost by a stop.
+# Enough to sort and to measure engines by, and little enough to be lost by a stop.
 WINDOW_CHARACTERS, WINDOW_ROWS = 1 << 20, 8192
 BLOCK_TOKENS = 32_768  # of rows that are held as a whole
 
@@ -106,17 +106,18 @@ class KeptParts:
             message = "of another model or other flags: what it keeps is dropped"
             print(f"{file.name}: {message}", file=sys.stderr)
 
-    def set_precision(
+    def set_engines(
         self, models: Sequence[Predictor], measure: Callable[[Predictor], object]
     ) -> None:
-        """Set the models' precisions: as in the parts that are there, else by `measure`."""
+        """Set the models' engines and precisions: as in the parts there, else by `measure`."""
         if self._parts:
-            for model, precision in zip(models, self._head["precisions"], strict=True):
-                model.use_precision(precision)
+            for model, (engine, precision) in zip(models, self._head["engines"], strict=True):
+                model.use(engine, precision)
             return
         for model in models:
             measure(model)
-        self._head["precisions"] = [model.processor.precision for model in models]
+        processors = [model.processor for model in models]
+        self._head["engines"] = [[own.engine, own.precision] for own in processors]
         self._file.truncate(0)
         self._file.write(json.dumps(self._head).encode() + b"\n")
 
@@ -227,19 +228,6 @@ def kept_parts(out: Path, request: str, unit: str) -> Iterator[KeptParts]:
                 path.unlink(missing_ok=True)
 
 
-def request_digest(models: Iterable[Path], *settings: object) -> str:
-    """A digest of all that decides the numbers besides the input: the files of models, settings.
-
-    Of the weights it takes path, size and time, which are quick to tell.
-    """
-    known = hashlib.sha256()
-    for file in (file for folder in models for file in weight_files(folder)):
-        stat = file.stat()
-        known.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\0".encode())
-    known.update(repr(settings).encode("utf-8", "backslashreplace"))
-    return known.hexdigest()
-
-
 def answer_rows(
     models: Sequence[Predictor], model_task: ModelTask, source: str, out: Path, flags: object
 ) -> Counter[str]:
@@ -265,9 +253,8 @@ def answer_rows(
                 data = task_type.examples(source, lines, rows, model_task)
                 if table is None:
                     table = task_type.answer_table(data, out, model_task)
-                    kept.set_precision(
-                        models,
-                        lambda model, data=data: model.resolve_precision_for(featurized(data)),
+                    kept.set_engines(
+                        models, lambda model, data=data: model.resolve_for(featurized(data))
                     )
                 table.check(rows, lines, source)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -19,11 +19,11 @@ from bertsmith.inference.bulk import (
     array_bytes,
     array_of,
     kept_parts,
-    request_digest,
     windows,
 )
 from bertsmith.inference.embeddings.pooling import PoolingSettings
-from bertsmith.inference.embeddings.texts import embed, resolve_precision
+from bertsmith.inference.embeddings.texts import embed, resolve
+from bertsmith.inference.engines.choice import request_digest
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts
 from bertsmith.text.readers.tables import count_rows
@@ -72,7 +72,7 @@ def vectors_of_files(
     files: Sequence[TextFile],
     pooling: PoolingSettings,
     out: Path,
-    flags: Mapping[str, object],
+    flags: object,
 ) -> Iterator[list[Vectors]]:
     """The vectors of each file's texts, kept beside `out` until the block has used them.
 
@@ -88,9 +88,9 @@ def vectors_of_files(
             for file in files:
                 for _, texts, digest in file.windows:
                     if not measured:
-                        kept.set_precision(
+                        kept.set_engines(
                             [predictor],
-                            lambda model, texts=texts: resolve_precision(model, texts, pooling),
+                            lambda model, texts=texts: resolve(model, texts, pooling),
                         )
                         measured = True
 

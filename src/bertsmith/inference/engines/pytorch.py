@@ -13,6 +13,7 @@ from bertsmith.checkpoints.model_folder import CLASSES, load_model
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
+from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import head_outputs, sentence_vectors, states_at
 from bertsmith.training.replicas import computed, row_batches
 
@@ -27,47 +28,45 @@ class TorchModel:
     model: Any
     missing: list[str]
     """Our names of tensors that the folder lacks."""
+    engine: Engine
 
     @classmethod
-    def open(cls, folder: Path, kind: str, device: str) -> TorchModel:
+    def open(cls, folder: Path, kind: str, processor: Processor) -> TorchModel:
         """Errors: ValueError as `load_model`."""
-        loaded = load_model(folder, CLASSES[kind])
-        return cls(loaded.model.to(device).eval(), loaded.missing)
+        loaded, engine = load_model(folder, CLASSES[kind]), processor.of_torch()
+        return cls(loaded.model.to(engine.device).eval(), loaded.missing, engine)
 
     def outputs(
-        self, features: Features, processor: Processor, on_batch: Callable[[int], None] | None
+        self, features: Features, on_batch: Callable[[int], None] | None = None
     ) -> np.ndarray:
         pad_id = self.model.config.pad_id
-        return head_outputs(self.model, features, pad_id, processor.engine(), on_batch=on_batch)
+        return head_outputs(self.model, features, pad_id, self.engine, on_batch=on_batch)
 
     def vectors(
         self,
         features: Features,
         pool: Pool,
-        skip: int,
-        processor: Processor,
-        on_batch: Callable[[int], None] | None,
+        skip: int = 0,
+        on_batch: Callable[[int], None] | None = None,
     ) -> np.ndarray:
-        encoder, engine = self.model.encoder, processor.engine()
-        return sentence_vectors(encoder, features, engine, pool, on_batch, skip)
+        return sentence_vectors(self.model.encoder, features, self.engine, pool, on_batch, skip)
 
     def states_at(
         self,
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        processor: Processor,
-        on_batch: Callable[[int], None] | None,
+        on_batch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        encoder, engine = self.model.encoder, processor.engine()
+        encoder, engine = self.model.encoder, self.engine
         batches = states_at(encoder, features, places, layers, engine, BATCH_TOKENS, on_batch)
         for taken, states in batches:
             yield taken, [layer.cpu().numpy() for layer in states]
 
     def log_probabilities(
-        self, features: Features, places: np.ndarray, processor: Processor
+        self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        engine, pad_id = processor.engine(), self.model.config.pad_id
+        engine, pad_id = self.engine, self.model.config.pad_id
         edges = np.searchsorted(places, features.boundaries)
         counts = np.diff(edges)
 
