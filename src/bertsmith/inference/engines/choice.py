@@ -100,7 +100,7 @@ def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
 
 def kept_choice(
     folder: Path, processors: Sequence[Processor], work: object, measure: Callable[[], Trial]
-) -> Trial:
+) -> Processor:
     """The choice among these processors that was kept for this model, work and machine.
 
     Without one it is measured and kept, if the disk allows it. A line on stderr says which it is.
@@ -118,7 +118,7 @@ def kept_choice(
         except OSError as error:
             source = f"not kept: {error}"
     print(f"{folder}: {trial} ({source})", file=sys.stderr)
-    return trial
+    return next(o for o in processors if (o.engine, o.precision) == (trial.engine, trial.precision))
 
 
 def _version(package: str) -> str:

@@ -40,7 +40,6 @@ HEADS: dict[str, Head] = {
 }  # all else is a bare encoder
 PER_TOKEN = ("encoder", "masked-lm", "token", "span")
 BATCH_TOKENS = 1024  # with padding
-LAST_LAYER = "an exported file gives the last layer alone: `layers='last'`"
 
 
 def open_onnx(path: Path, precision: str, threads: int) -> Session:
@@ -214,9 +213,7 @@ class ExportedModel:
         layers: Sequence[int],
         on_batch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        """Errors: ValueError for other layers than the last."""
-        if list(layers) != [self.config.num_layers]:
-            raise ValueError(LAST_LAYER)
+        assert list(layers) == [self.config.num_layers]
         for rows, states in self._batches(features, on_batch):
             tokens = concatenated_ranges(features.boundaries[rows], features.lengths[rows])
             is_asked = np.isin(tokens, places)

@@ -53,7 +53,7 @@ class Runner:
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
         self._asked = processor  # of which `resolve` makes the choice
-        self.processor = self._first_able(processor)
+        self._exact = self.processor = self._first_able(processor)
 
     def outputs(
         self, features: Features, on_batch: OnBatch = None, processor: Processor | None = None
@@ -81,7 +81,8 @@ class Runner:
         processor: Processor | None = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """States of some tokens in some layers, some rows at a time; see `NativeModel`."""
-        return self.model(ENCODER, processor).states_at(features, places, layers, on_batch)
+        model = self.model(ENCODER, processor, layers)
+        return model.states_at(features, places, layers, on_batch)
 
     def log_probabilities(
         self, features: Features, places: np.ndarray
@@ -90,12 +91,22 @@ class Runner:
         `NativeModel`."""
         return self.model(LANGUAGE_MODEL).log_probabilities(features, places)
 
-    def model(self, kind: str, processor: Processor | None = None) -> EngineModel:
-        """The model of that kind in the processor's engine, read now if it was not."""
+    def model(
+        self,
+        kind: str,
+        processor: Processor | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> EngineModel:
+        """The model of that kind in the processor's engine, read now if it was not.
+
+        Where the engine was measured for other work, and cannot do this, it is the exact one's.
+        """
         own = processor or self.processor
-        if (kind, own) not in self._models:
-            if reason := self.why_not(own, kind):
+        if own.engine in exported.PROGRAMS and (reason := self.why_not(own, kind, layers)):
+            if own == self._exact:
                 raise ValueError(f"{self.folder}: `engine={own.engine!r}`: {reason}")
+            own = self._exact
+        if (kind, own) not in self._models:
             self._models[kind, own] = self._opened(kind, own)
         return self._models[kind, own]
 
@@ -154,7 +165,7 @@ class Runner:
             return f"{own.device} is no CPU"
         if own.engine in exported.PROGRAMS:
             if layers is not None and list(layers) != [self.config.num_layers]:
-                return exported.LAST_LAYER
+                return "an exported file gives the last layer alone: `layers='last'`"
             return exported.why_not(self.folder, own, kind)
         if not exported.model_files(self.folder)[0]:
             return "the folder has exported files, but no weights"
@@ -178,7 +189,7 @@ class Runner:
     def use(self, engine: str, precision: str) -> None:
         """Compute so from now on. Errors: ValueError where that cannot be done."""
         asked = replace(self.processor, engine=engine, precision=precision)
-        self.processor = self._asked = self._first_able(asked)
+        self._exact = self.processor = self._asked = self._first_able(asked)
 
     def resolve_for(self, features: Features) -> None:
         """`resolve` by the head's outputs for some of these rows."""
@@ -195,27 +206,24 @@ class Runner:
 
         `kind` and `layers` are what is asked of the model. A line on stderr says the choice.
         """
-        asked, self._asked = self._asked, self.processor
-        if asked.precision != "auto" or count < FEWEST_ROWS:
+        asked, self._asked, exact = self._asked, self._exact, self._exact
+        if asked.precision != "auto" or count < FEWEST_ROWS or self.why_not(exact, kind, layers):
             return
         others = [
             own
             for own in asked.options()
-            if own != self.processor and self.why_not(own, kind, layers) is None
+            if own != exact and self.why_not(own, kind, layers) is None
             # its float32 was slower than ours wherever both were measured
             if own.engine != "pytorch" or own.precision == "bf16" and own.has_bf16()
         ]
         if others:
-            chosen = kept_choice(
-                self.folder,
-                [self.processor, *others],
-                (kind, layers),
-                lambda: quickest(self.processor, count, compute, others),
+            able = [exact, *others]
+            self.processor = kept_choice(
+                self.folder, able, (kind, layers), lambda: quickest(exact, count, compute, others)
             )
-            self.use(chosen.engine, chosen.precision)
             # the others' weights go
-            self._models = {key: own for key, own in self._models.items() if key[1] == self._asked}
-            if chosen.engine != "pytorch":
+            self._models = {k: own for k, own in self._models.items() if k[1] == self.processor}
+            if self.processor.engine != "pytorch":
                 self._torch.clear()
 
     @property
