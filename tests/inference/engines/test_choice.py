@@ -56,18 +56,19 @@ class Machine:
 )
 def test_an_engine_must_be_faster_and_agree(monkeypatch, seconds, off, taken):
     machine = Machine(seconds, off)
-    monkeypatch.setattr(choice.time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(choice.time, "process_time", lambda: machine.now)
     trial = quickest(EXACT, 2000, machine.compute, list(seconds))
     assert (trial.engine, trial.precision) == (taken.engine, taken.precision)
     assert trial.gain == pytest.approx(1 / machine.seconds[taken])
+    assert trial.beside.count("x, ") == len({*seconds} - {taken})  # the reason is told
     assert len(machine.rows) == 4 * (1 + len(seconds))  # each once unmeasured, then by turns
 
 
 @pytest.mark.parametrize(("count", "sample"), [(800, 8), (2000, 20), (10**6, 64)])
 def test_the_sample_is_small_and_spread_over_all_rows(monkeypatch, count, sample):
     machine = Machine({BF16: 1.0})
-    monkeypatch.setattr(choice.time, "perf_counter", lambda: machine.now)
-    assert quickest(EXACT, count, machine.compute, [BF16]) == Trial("bertsmith", "float32")
+    monkeypatch.setattr(choice.time, "process_time", lambda: machine.now)
+    assert quickest(EXACT, count, machine.compute, [BF16])[:2] == ("bertsmith", "float32")
     for rows in machine.rows:
         assert len(set(rows)) == sample and rows[0] == 0 and rows[-1] == count - 1
     assert 8 * sample <= 0.081 * count
@@ -104,14 +105,23 @@ def test_a_choice_is_kept_and_said(kept, folder, capsys):
     assert kept(pytest.fail) == (BF16, [file]) == (chosen, [file])
     said = (
         f"{folder}: answers by pytorch in bf16, 2.0x as fast here and 1.0% off at most in a "
-        "sample; float32 precision is exact ({} " + f"{file})\n"
+        "sample; float32 precision is exact; {} " + f"{file}\n"
     )
     assert capsys.readouterr().err == said.format("kept in") + said.format("as measured before:")
 
 
+def test_the_line_tells_of_the_others(monkeypatch):
+    machine = Machine({BF16: 0.5, INT8: 0.25}, {BF16: 0.01, INT8: 0.1})
+    monkeypatch.setattr(choice.time, "process_time", lambda: machine.now)
+    assert str(quickest(EXACT, 2000, machine.compute, [BF16, INT8])) == (
+        "answers by pytorch in bf16, 2.0x as fast here and 1.0% off at most in a sample (beside "
+        "it: bertsmith in int8 4.0x, 10.0% off); float32 precision is exact"
+    )
+
+
 def test_that_nothing_is_faster_is_kept_too(kept, capsys):
     assert kept(lambda: Trial("bertsmith", "float32"))[0] == kept(pytest.fail)[0] == EXACT
-    said = "answers by bertsmith in float32: nothing else here is faster and off by less than 3%"
+    said = "answers by bertsmith in float32: nothing faster is off by less than 3%; "
     assert capsys.readouterr().err.count(said) == 2
 
 
@@ -149,7 +159,7 @@ def test_a_damaged_choice_is_measured_again(kept):
 def test_a_cache_that_cannot_be_written_is_no_error(kept, tmp_path, capsys):
     (tmp_path / "cache").write_text("a file, not a folder")
     assert kept(lambda: FASTER)[0] == BF16
-    assert "float32 precision is exact (not kept: " in capsys.readouterr().err
+    assert "float32 precision is exact; not kept: " in capsys.readouterr().err
 
 
 def test_a_package_of_another_name(kept, monkeypatch):

@@ -323,6 +323,20 @@ def test_auto_measures_what_was_exported(tmp_path, stand_in, monkeypatch):
     assert ONNX not in sum(tried, [])
 
 
+def test_a_precision_that_nobody_asked_for_is_said(tmp_path, stand_in, capsys):
+    folder = classifier(tmp_path / "model")
+    stand_in.write(folder)
+    stand_in.write(folder, "int8")
+    assert bertsmith.load(folder, engine="onnx", precision="auto").processor.precision == "float32"
+    assert capsys.readouterr().err == ""
+    stand_in.write(folder, bytes=6)
+    assert bertsmith.load(folder, engine="onnx", precision="auto").processor.precision == "int8"
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"{folder}: answers by onnx in int8: {folder}/onnx/model.onnx is damaged"
+    )
+
+
 def test_auto_of_vectors_leaves_out_a_head(tmp_path, stand_in):
     folder = classifier(tmp_path / "model")
     stand_in.write(folder)

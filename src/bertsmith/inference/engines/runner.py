@@ -8,6 +8,7 @@ Runtime and OpenVINO (`exported.py`) run what was exported, if they are named or
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,10 +177,18 @@ class Runner:
         return native.why_not(self.config, own.precision)
 
     def _first_able(self, asked: Processor) -> Processor:
-        """The first of the processors asked for that can read this model. Errors: ValueError."""
+        """The first of the processors asked for that can read this model.
+
+        A line on stderr says that it is not exact, though nobody asked for that.
+
+        Errors: ValueError if there is none.
+        """
         reasons = []
         for own in asked.options():
             if (reason := self.why_not(own)) is None:
+                if asked.precision == "auto" and own.precision != "float32":
+                    how = f"answers by {own.engine} in {own.precision}"
+                    print(f"{self.folder}: {how}: {reasons[0]}", file=sys.stderr)
                 return own
             reasons.append(reason)
         given = {"engine": asked.engine, "precision": asked.precision}
