@@ -27,8 +27,9 @@ import textwrap
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import bertsmith
 from bertsmith.base.settings import (
     Advanced,
     Alias,
@@ -38,9 +39,6 @@ from bertsmith.base.settings import (
     nearest,
     options,
 )
-
-if TYPE_CHECKING:
-    from bertsmith.inference.predictor import Predictor
 
 OTHER_NAMES = {  # what other programs call a flag
     "--paper-adam": "--optimizer paper-adam",
@@ -70,10 +68,8 @@ class Answering:
     """bertsmith is our own, on a CPU; onnx and openvino run what `bertsmith export` wrote into the
     model's folder; auto: the first that can, where the precision is auto the fastest."""
 
-    def load(self, model: str) -> Predictor:
+    def load(self, model: str) -> bertsmith.Predictor:
         """Open a model so."""
-        import bertsmith
-
         return bertsmith.load(
             model, device=self.device, precision=self.precision, engine=self.engine
         )

@@ -48,7 +48,7 @@ class Teacher:
                 f"`teacher={str(folder)!r}`: a model of kind '{task.task_type}' cannot be taught:"
                 f" its outputs are of tokens, not of texts; for {', '.join(TAUGHT)}"
             )
-        # int8 and float8 are for the products of training
+        # int8 and float8 are for training's products
         precision = "float32" if engine.precision == "float32" else "bf16"
         processor = Processor(str(engine.device), precision, engine.threads)
         predictor = Predictor(folder, processor)

@@ -267,7 +267,6 @@ def test_engines_and_precisions_that_do_not_go_together(tmp_path, stand_in):
     )
     said = "`precision='bf16'`: known are auto, float32, int8 of `engine='bertsmith'`"
     assert refusal(folder, "bertsmith", "bf16") == said
-    assert "use `engine='pytorch'`" in refusal(folder, "bertsmith", device="cuda")
     narrow = made(tmp_path / "narrow", SequenceClassifier, 2, **NAMES)
     config = json.loads((narrow / "config.json").read_text())
     write(narrow / "config.json", json.dumps(config | {"num_attention_heads": 2}))
@@ -345,3 +344,5 @@ def test_auto_of_vectors_leaves_out_a_head(tmp_path, stand_in):
     assert model.why_not(onnx, model.task_kind) is None
     assert "alone, not hidden states" in model.why_not(onnx, "BareModel")
     assert "last layer alone" in model.why_not(onnx, "BareModel", [0, 2])
+    on_gpu = Processor("cuda", "float32", 1, "onnx")
+    assert model.why_not(on_gpu) == "cuda is no CPU, on which alone it computes"

@@ -89,9 +89,9 @@ def reviews(tmp_path):
 @pytest.mark.parametrize(("variant", "head"), PLAIN + OTHERS)
 def test_a_graph_computes_what_the_model_does(tmp_path, target, variant, head):
     subject = find_subject(bertsmith.load(made(tmp_path, head, variant)), None)
-    path = target.path(tmp_path / "out", "float32")
+    path = target.program.path(tmp_path / "out", "float32")
     target.write(onnx_model(subject.tensors(), subject.predictor.config, head), path, "float32")
-    session = target.open(path, "float32", 1)
+    session = target.program.open(path, "float32", 1)
     expected = subject.original()
     # float32 sums in another order; outputs are about 1
     np.testing.assert_allclose(subject.outputs(session), expected, rtol=1e-5, atol=1e-5)
@@ -101,13 +101,13 @@ def test_a_graph_computes_what_the_model_does(tmp_path, target, variant, head):
 
 def test_options_are_a_dimension(tmp_path, target):
     subject = find_subject(bertsmith.load(made(tmp_path, "choice")), None)
-    path = target.path(tmp_path / "out", "float32")
+    path = target.program.path(tmp_path / "out", "float32")
     model = onnx_model(subject.tensors(), subject.predictor.config, "choice")
     target.write(model, path, "float32")
     ids = np.random.default_rng(1).integers(5, SIZE, (2, 3, 7))
     feeds = {name: ids * 0 for name in input_names(subject.predictor.config)}
     feeds |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    (logits,) = target.open(path, "float32", 1)(feeds)
+    (logits,) = target.program.open(path, "float32", 1)(feeds)
     rows = torch.from_numpy(ids.reshape(6, 7))
     with torch.inference_mode():
         expected = subject.predictor.pytorch("OptionScorer").model(
@@ -138,7 +138,7 @@ def test_an_export_into_the_models_folder(reviews, tmp_path, target):
     before = contents(folder)
     for _ in range(2):  # what is there is replaced
         said = run("export", folder, "--to", target.name, "--dev", dev)
-    file = target.path(folder, "float32")
+    file = target.program.path(folder, "float32")
     assert said.startswith(f"{file}: ")
     beside = {one.name for one in file.parent.iterdir()} - {file.name, record_file(file).name}
     assert beside == ({"openvino_model.bin"} if target.name == "openvino" else set())

@@ -83,9 +83,12 @@ def quickest(exact: Processor, count: int, compute: Compute, others: Sequence[Pr
     ]
     taken = (one for one in trials if one.is_taken)
     best = max(taken, key=lambda one: one.gain, default=Trial(exact.engine, exact.precision))
-    rest = (one for one in trials if one != best)
-    beside = [f"{o.engine} in {o.precision} {o.gain:.1f}x, {o.deviation:.1%} off" for o in rest]
-    return best._replace(beside="; ".join(beside))
+    rest = (
+        f"{o.engine} in {o.precision} {o.gain:.1f}x, {o.deviation:.1%} off"
+        for o in trials
+        if o != best
+    )
+    return best._replace(beside="; ".join(rest))
 
 
 def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
@@ -119,7 +122,6 @@ def kept_choice(
     except (OSError, ValueError):  # none, or damaged
         trial, source = measure(), f"kept in {file}"
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             write_sealed_json(file, trial._asdict())
         except OSError as error:
             source = f"not kept: {error}"

@@ -21,7 +21,7 @@ import numpy as np
 from bertsmith.base.files import read_json_object
 from bertsmith.checkpoints.config_json import model_kind
 from bertsmith.checkpoints.stored import weight_files
-from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.tasks.vectors import Pool, log_softmax, pooled
@@ -76,6 +76,9 @@ class Program(NamedTuple):
     """By precision, where other programs look for them in a model folder."""
     open: Callable[[Path, str, int], Session]
 
+    def path(self, folder: Path, precision: str) -> Path:
+        return folder / self.files[precision]
+
 
 OPENVINO_FILE = "openvino/openvino_model.xml"
 PROGRAMS = {
@@ -128,7 +131,7 @@ def _digest(file: Path, size: int, modified: int) -> str:
 def why_not(folder: Path, own: Processor, kind: str = "") -> str | None:
     """The reason why an exported file cannot answer as a model of that kind; None: it can."""
     program = PROGRAMS[own.engine]
-    path, precision = folder / program.files[own.precision], own.precision
+    path, precision = program.path(folder, own.precision), own.precision
     flags = "" if precision == "float32" else f" --{precision}"
     again = f"`bertsmith export {folder} --to {own.engine}{flags}`"
     if find_spec(program.package) is None:
@@ -178,31 +181,22 @@ class ExportedModel:
     def outputs(
         self,
         features: Features,
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
         places: np.ndarray | None = None,
     ) -> np.ndarray:
         """`places` int64 [P]: these tokens alone."""
         found, numbers = [], []
-        for rows, made in self._batches(features, on_batch):
-            own = rows
-            if self.head in PER_TOKEN:
-                own = concatenated_ranges(features.boundaries[rows], features.lengths[rows])
-                if places is not None:
-                    is_asked = np.isin(own, places)
-                    own, made = own[is_asked], made[is_asked]
-            found.append(made)
-            numbers.append(own)
+        for _, own, made in self._batches(features, on_batch):
+            is_asked = slice(None) if places is None else np.isin(own, places)
+            found.append(made[is_asked])
+            numbers.append(own[is_asked])
         return np.concatenate(found)[np.argsort(np.concatenate(numbers))]
 
     def vectors(
-        self,
-        features: Features,
-        pool: Pool,
-        skip: int = 0,
-        on_batch: Callable[[int], None] | None = None,
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
     ) -> np.ndarray:
         vectors = np.empty((len(features), self.config.hidden_size), np.float32)
-        for rows, states in self._batches(features, on_batch):
+        for rows, _, states in self._batches(features, on_batch):
             vectors[rows] = pooled(states, features.lengths[rows], pool, skip)
         return vectors
 
@@ -211,11 +205,10 @@ class ExportedModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         assert list(layers) == [self.config.num_layers]
-        for rows, states in self._batches(features, on_batch):
-            tokens = concatenated_ranges(features.boundaries[rows], features.lengths[rows])
+        for _, tokens, states in self._batches(features, on_batch):
             is_asked = np.isin(tokens, places)
             yield np.searchsorted(places, tokens[is_asked]), [states[is_asked]]
 
@@ -223,25 +216,26 @@ class ExportedModel:
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
         edges = np.searchsorted(places, features.boundaries)
-        for rows, logits in self._batches(features):
+        for rows, _, logits in self._batches(features):
             ends = np.cumsum(features.lengths[rows])
             for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
                 own = places[edges[row] : edges[row + 1]] - features.boundaries[row + 1] + end
                 yield row, log_softmax(logits[own])
 
     def _batches(
-        self, features: Features, on_batch: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(Numbers of rows, what the graph gives of them or, one after the other, of their tokens),
-        long rows first."""
+        self, features: Features, on_batch: OnBatch = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(Numbers of rows, of what the graph gives numbers for: the rows or their tokens, these
+        numbers), long rows first."""
         features.check_lengths(self.config.max_positions)
         for rows in token_budget_batches(features.lengths, BATCH_TOKENS):
             batch = feeds(features, rows, self.head, self.config)
             outputs = self.session(batch)
             made = np.stack(outputs, axis=-1) if self.head == "span" else outputs[0]
             if self.head in PER_TOKEN:
-                yield rows, made[batch["attention_mask"].astype(bool)]
+                tokens = concatenated_ranges(features.boundaries[rows], features.lengths[rows])
+                yield rows, tokens, made[batch["attention_mask"].astype(bool)]
             else:
-                yield rows, made.reshape(len(rows), -1)
+                yield rows, rows, made.reshape(len(rows), -1)
             if on_batch:
                 on_batch(len(rows))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertsmith.inference.engines.processor import OnBatch
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, packed
 from bertsmith.model.kernels.unpadded_encoder import (
@@ -187,9 +188,7 @@ class NativeModel:
         """At every token, float32 [T, H]."""
         return self.states(features, np.arange(len(features.ids)), features.boundaries)
 
-    def outputs(
-        self, features: Features, on_batch: Callable[[int], None] | None = None
-    ) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
         """The head's: float32 [R, N], or [T, N] of a head over tokens."""
         return self.run(features, self._outputs, on_batch)
 
@@ -202,11 +201,7 @@ class NativeModel:
         return self.head("classifier", self.token_states(features))
 
     def vectors(
-        self,
-        features: Features,
-        pool: Pool,
-        skip: int = 0,
-        on_batch: Callable[[int], None] | None = None,
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
     ) -> np.ndarray:
         """The tokens of each row but the first `skip`, pooled: float32 [R, H]."""
 
@@ -253,7 +248,7 @@ class NativeModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """(Indices into `places`, states of these tokens float32 [N, H] in each of the layers).
 
@@ -276,7 +271,7 @@ class NativeModel:
         self,
         features: Features,
         compute: Callable[[Features], np.ndarray],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> np.ndarray:
         """All that `compute` makes of the rows; `on_batch` gets how many are done each time."""
         found = []

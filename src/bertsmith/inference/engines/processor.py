@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ ENGINES = {  # and their precisions; those that can do a thing are tried in this
 }
 PRECISIONS = "float32", "bf16", "int8"  # the exact one first
 GPU_FILES = "nvidia*", "nvhost*", "kfd", "dxg"  # of the drivers of GPUs that PyTorch knows as cuda
+
+
+OnBatch = Callable[[int], None] | None
+"""It is given the number of rows in each batch that is done."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +80,8 @@ def choose_processor(device: str, precision: str, engine: str = "auto") -> Proce
     if precision not in known:
         of = "" if engine == "auto" else f" of `engine={engine!r}`"
         raise ValueError(f"`precision={precision!r}`: known are {', '.join(known)}{of}")
-    if engine not in ("auto", "pytorch"):
-        if device not in ("auto", "cpu"):
-            raise ValueError(
-                f"`engine={engine!r}` computes on a CPU: leave out `device={device!r}`, or use"
-                " `engine='pytorch'`"
-            )
-        return Processor("cpu", precision, computing_threads(), engine)
+    if device == "auto" and engine not in ("auto", "pytorch"):
+        device = "cpu"
     has_gpu = any(True for pattern in GPU_FILES for _ in DEVICES.glob(pattern))
     if precision != "bf16" and (device == "cpu" or device == "auto" and not has_gpu):
         return Processor("cpu", precision, computing_threads(), engine)

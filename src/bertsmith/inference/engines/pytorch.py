@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
-from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
 from bertsmith.training.engine import Engine
@@ -36,18 +36,12 @@ class TorchModel:
         loaded, engine = load_model(folder, CLASSES[kind]), processor.of_torch()
         return cls(loaded.model.to(engine.device).eval(), loaded.missing, engine)
 
-    def outputs(
-        self, features: Features, on_batch: Callable[[int], None] | None = None
-    ) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
         pad_id = self.model.config.pad_id
         return head_outputs(self.model, features, pad_id, self.engine, on_batch=on_batch)
 
     def vectors(
-        self,
-        features: Features,
-        pool: Pool,
-        skip: int = 0,
-        on_batch: Callable[[int], None] | None = None,
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
     ) -> np.ndarray:
         return sentence_vectors(self.model.encoder, features, self.engine, pool, on_batch, skip)
 
@@ -56,7 +50,7 @@ class TorchModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         encoder, engine = self.model.encoder, self.engine
         batches = states_at(encoder, features, places, layers, engine, BATCH_TOKENS, on_batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from bertsmith.inference.engines import exported, native
 from bertsmith.inference.engines.choice import FEWEST_ROWS, Compute, kept_choice, quickest
 from bertsmith.inference.engines.exported import ExportedModel
 from bertsmith.inference.engines.native import NativeModel
-from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.inference.model_task import task_of_texts
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 ENCODER, LANGUAGE_MODEL = "BareModel", "PreTrainingModel"
 # Task type -> the method that answers as it was trained, if it has another name.
 METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
-OnBatch = Callable[[int], None] | None
-"""It is given the number of rows in each batch that is done."""
 
 
 class Runner:
@@ -120,9 +118,8 @@ class Runner:
             self.check_head(kind, tensors.missing, None if bias is None else len(bias))
             return NativeModel.make(tensors, self.config, own.precision, own.threads)
         program = exported.PROGRAMS[own.engine]
-        session = program.open(
-            self.folder / program.files[own.precision], own.precision, own.threads
-        )
+        path = program.path(self.folder, own.precision)
+        session = program.open(path, own.precision, own.threads)
         return ExportedModel(session, exported.HEADS.get(kind, "encoder"), self.config)
 
     def pytorch(self, kind: str) -> TorchModel:
@@ -130,8 +127,7 @@ class Runner:
         if kind not in self._torch:
             from bertsmith.inference.engines.pytorch import TorchModel  # imports torch
 
-            exact = replace(self.processor, precision="float32")
-            model = TorchModel.open(self.folder, kind, exact)
+            model = TorchModel.open(self.folder, kind, replace(self.processor, precision="float32"))
             self.check_head(kind, model.missing, getattr(model.model, "num_outputs", None))
             self._torch[kind] = model
         return self._torch[kind]
@@ -163,7 +159,7 @@ class Runner:
     ) -> str | None:
         """The reason why an engine cannot give such a model, or these layers; None: it can."""
         if own.engine != "pytorch" and not own.is_cpu:
-            return f"{own.device} is no CPU"
+            return f"{own.device} is no CPU, on which alone it computes"
         if own.engine in exported.PROGRAMS:
             if layers is not None and list(layers) != [self.config.num_layers]:
                 return "an exported file gives the last layer alone: `layers='last'`"
@@ -177,12 +173,8 @@ class Runner:
         return native.why_not(self.config, own.precision)
 
     def _first_able(self, asked: Processor) -> Processor:
-        """The first of the processors asked for that can read this model.
-
-        A line on stderr says that it is not exact, though nobody asked for that.
-
-        Errors: ValueError if there is none.
-        """
+        """The first of those asked for that can read this model; a line says where it is not exact
+        and nobody asked for that. Errors: ValueError if there is none."""
         reasons = []
         for own in asked.options():
             if (reason := self.why_not(own)) is None:

@@ -131,7 +131,7 @@ def _best(
 ) -> ExportReport:
     """The first attempt that passes. Errors: ExportRefused, the last one's."""
     graph = onnx_model(subject.tensors(), subject.predictor.config, subject.head)
-    path, threads = target.path(folder, precision), subject.predictor.processor.threads
+    path, threads = target.program.path(folder, precision), subject.predictor.processor.threads
     rows: list[Feeds] = []
     if precision == "int8":
         rows = subject.feeds(subject.some_rows(CALIBRATION_ROWS))
@@ -141,7 +141,7 @@ def _best(
         original = subject.original()
         for kept in _attempts(target, graph, precision, rows):
             target.write(graph, path, precision, kept, rows)
-            session = target.open(path, precision, threads)
+            session = target.program.open(path, precision, threads)
             report = ExportReport(
                 file=str(path.relative_to(folder)),
                 format=target.name,
@@ -201,9 +201,9 @@ def rank_products(target: Target, graph: ModelProto, rows: list[Feeds]) -> list[
     first = len(graph.graph.output)
     lost, whole = (dict.fromkeys((node.name for node in own), 0.0) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
-        path = target.path(Path(folder), "float32")
+        path = target.program.path(Path(folder), "float32")
         target.write(probe, path, "float32")
-        session = target.open(path, "float32", 1)
+        session = target.program.open(path, "float32", 1)
         for feeds in rows:
             states = dict(zip(inputs, session(feeds)[first:], strict=True))
             for node in own:

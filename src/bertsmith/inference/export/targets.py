@@ -1,7 +1,4 @@
-"""The programs that a model is exported to, which write its files.
-
-`inference/engines/exported.py` opens them again.
-"""
+"""The programs that a model is exported to: each writes files, which engines/exported.py opens."""
 
 # pyright: reportMissingImports=false
 # the packages are extras
@@ -17,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from bertsmith.inference.engines.exported import PROGRAMS, Feeds, Session
+from bertsmith.inference.engines.exported import PROGRAMS, Feeds, Program
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -32,6 +29,7 @@ class Target(ABC):
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
+    program: ClassVar[Program]  # opens the files again
 
     def check_installed(self) -> None:
         """Errors: ModuleNotFoundError that names the extra."""
@@ -41,14 +39,6 @@ class Target(ABC):
                     f"{package} is not installed: pip install 'bertsmith[{self.name}]'",
                     name=package,
                 )
-
-    def path(self, folder: Path, precision: Precision) -> Path:
-        """The main file, where other programs look for it in a model folder."""
-        return folder / PROGRAMS[self.name].files[precision]
-
-    def open(self, path: Path, precision: Precision, threads: int) -> Session:
-        """Read the file and make it ready to answer."""
-        return PROGRAMS[self.name].open(path, precision, threads)
 
     @abstractmethod
     def write(
@@ -67,6 +57,7 @@ class Onnx(Target):
 
     name = "onnx"
     packages = ("onnx", "onnxruntime")
+    program = PROGRAMS["onnx"]
 
     def write(
         self,
@@ -99,6 +90,7 @@ class OpenVino(Target):
 
     name = "openvino"
     packages = ("onnx", "openvino", "nncf")
+    program = PROGRAMS["openvino"]
 
     def write(
         self,
