@@ -25,6 +25,14 @@ def _interrupts_are_heard():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _a_cache_of_their_own(tmp_path_factory):
+    """Nothing that is measured here is kept for the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BERTSMITH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def standard_input(monkeypatch):
     """A function that makes bytes what the command's standard input holds."""

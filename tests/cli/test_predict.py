@@ -234,7 +234,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
         folder = reviews
         processor = Processor("cpu", "float32", 1)
 
-        def resolve_precision_for(self, features):
+        def resolve_for(self, features):
             assert features is rows
 
         def outputs(self, features, on_batch):

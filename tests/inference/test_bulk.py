@@ -44,7 +44,7 @@ def add(kept, make, job="job", sizes=SIZES):
 
 def go_through(kept, job="job", last=None, error=KeyboardInterrupt, computed=None):
     """Makes the parts before `last`; in it comes the end."""
-    kept.set_precision([], print)
+    kept.set_engines([], print)
 
     def make(number):
         if number == last:
@@ -137,7 +137,7 @@ def test_an_input_that_became_shorter(tmp_path):
     out = tmp_path / "out.csv"
     stopped(out, "job", 2)
     with kept_parts(out, "request", "rows") as kept:
-        kept.set_precision([], print)
+        kept.set_engines([], print)
         add(kept, pytest.fail, sizes=SIZES[:1])
         assert list(kept.of(slice(None))) == [made(0)[0]] and kept.counts()["rows"] == 2
 
@@ -204,25 +204,25 @@ def test_arrays_and_their_texts_come_back():
 
 
 class Model:
-    """Takes a precision, as a predictor does."""
+    """Takes an engine and a precision, as a predictor does."""
 
     def __init__(self):
         self.processor = Processor("cpu", "float32", 1)
 
-    def use_precision(self, precision):
-        self.processor = replace(self.processor, precision=precision)
+    def use(self, engine, precision):
+        self.processor = replace(self.processor, engine=engine, precision=precision)
 
 
-def test_work_that_goes_on_keeps_its_precision(tmp_path):
+def test_work_that_goes_on_keeps_its_engine(tmp_path):
     first, then = Model(), Model()
     out = tmp_path / "out.csv"
     with pytest.raises(KeyboardInterrupt), kept_parts(out, "request", "rows") as kept:
-        kept.set_precision([first], lambda model: model.use_precision("bf16"))
+        kept.set_engines([first], lambda model: model.use("pytorch", "bf16"))
         add(kept, made, sizes=SIZES[:1])
         raise KeyboardInterrupt
     with kept_parts(out, "request", "rows") as kept:
-        kept.set_precision([then], pytest.fail)
-    assert then.processor.precision == "bf16"
+        kept.set_engines([then], pytest.fail)
+    assert then.processor == Processor("cpu", "bf16", 1, "pytorch")
 
 
 PREDICT = "import sys; from bertsmith.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import bertsmith
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
@@ -101,7 +102,7 @@ def test_joint_is_the_exhaustive_search_by_confidence(filler, log_p):
 
 
 def test_int8_is_near(filler, folder):
-    if reason := filler.model.why_not_native("int8"):
+    if reason := filler.model.why_not(Processor("cpu", "int8", 1, "bertsmith")):
         pytest.skip(reason)
     text = "the [MASK] sat on [MASK] ."
     exact, near = filler.pieces([text], 20), bertsmith.load(folder, precision="int8").fill(text, 20)

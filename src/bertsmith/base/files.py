@@ -40,7 +40,14 @@ def fault_point(place: str) -> None:
 kill_at(os.environ.get("BERTSMITH_KILL_AT", ""))
 
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
+CACHE = "BERTSMITH_CACHE"  # environment
 FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after it was killed
+
+
+def user_folder() -> Path:
+    """The folder of what is kept for this user, each kind of thing in a folder of its own."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE) or Path(home) / "bertsmith")
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def run_embed(settings: Embed) -> None:
     source, out = settings.input, settings.out
     other = None if settings.whiten in (None, "input") else Path(settings.whiten)
     _check(settings, other)
-    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    predictor = settings.load(settings.model)
     folder = predictor.folder
     way = pooling.pooling_settings(
         folder,
@@ -130,10 +130,8 @@ def run_embed(settings: Embed) -> None:
         vectors.check_ranges(ranges, size, 2 if read.count is None else read.count)
 
     unscaled = replace(way, normalize=False) if settings.whiten else way  # whitening comes first
-    flags = {"device": settings.device, "precision": settings.precision}
-    vectors_kept = vectors_of_files(
-        predictor, [read, *others], unscaled, out, flags, settings.backend
-    )
+    files, machine = [read, *others], settings.machine
+    vectors_kept = vectors_of_files(predictor, files, unscaled, out, machine, settings.backend)
     with vectors_kept as (found, *more):
         whitening = None
         if settings.whiten:
@@ -348,7 +346,7 @@ def _queries(settings: Search) -> tuple[list[str], np.ndarray]:
     else:
         column = None if is_text(file) else settings.text
         texts = [text for _, text in read_texts(file, column)]
-    model = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    model = settings.load(settings.model)
     return texts, model.embed(texts, prompt=settings.prompt)
 
 
@@ -394,7 +392,7 @@ def run_features(settings: Features) -> None:
 
     out = settings.out
     check_new_folder(out)
-    predictor = bertsmith.load(settings.model, device=settings.device, precision=settings.precision)
+    predictor = settings.load(settings.model)
     extraction = Extraction(
         predictor.config,
         settings.layers,

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import bertsmith
 from bertsmith.base.settings import (
     Advanced,
     Alias,
@@ -54,7 +55,7 @@ Command = TypeVar("Command")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answering:
-    """Device and precision of a model that answers."""
+    """Device, precision and engine of a model that answers."""
 
     title = "machine"
 
@@ -63,6 +64,20 @@ class Answering:
     precision: Literal["auto", "float32", "bf16", "int8"] = "auto"
     """bf16 and int8 are less exact; auto: the fastest that some rows show to be off by less than
     3%, else float32."""
+    engine: Literal["auto", "bertsmith", "pytorch", "onnx", "openvino"] = "auto"
+    """bertsmith is our own, on a CPU; onnx and openvino run what `bertsmith export` wrote into the
+    model's folder; auto: the first that can, where the precision is auto the fastest."""
+
+    def load(self, model: str) -> bertsmith.Predictor:
+        """Open a model so."""
+        return bertsmith.load(
+            model, device=self.device, precision=self.precision, engine=self.engine
+        )
+
+    @property
+    def machine(self) -> tuple[str, str, str]:
+        """What decides the numbers besides model and input."""
+        return self.device, self.precision, self.engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,24 +67,25 @@ class Export:
     """Write a model for ONNX Runtime or OpenVINO, and keep it if it answers like the model.
 
     Examples:
+      bertsmith export runs/reviews --to onnx
       bertsmith export runs/reviews --to onnx --out reviews-onnx
       bertsmith export runs/reviews --to onnx --int8 --dev dev.csv --out reviews-int8
       bertsmith export runs/pairs --to openvino --bf16 --dev texts.txt --out pairs-openvino
 
     The files are run on the dev data beside the model in float32: share of equal answers, largest
-    difference, the task's metric with its interval, size and time are printed and written into
-    OUT/export.json. int8 that loses more than --max-drop is tried again with some products in
+    difference, the task's metric with its interval, size and time are printed and written beside
+    the file, as .json. int8 that loses more than --max-drop is tried again with some products in
     float, those behind GELU first; if that does not help, nothing is kept.
     """
 
     model: tyro.conf.Positional[str]
     """Run directory, Hugging Face folder or hub name."""
-    out: Path
-    """Folder to write; it must be new or empty. sentence-transformers, optimum and transformers.js
-    open it."""
     to: Literal["onnx", "openvino"]
     """onnx: OUT/onnx/model.onnx (int8: model_quantized.onnx); openvino:
     OUT/openvino/openvino_model.xml."""
+    out: Path | None = None
+    """Folder to write, new or empty, which sentence-transformers, optimum and transformers.js open.
+    Default: the files go into the model's own folder, for --engine."""
     int8: bool = False
     """Weights and inputs of the layers' products in 8 bits."""
     bf16: bool = False
@@ -101,7 +102,7 @@ def run_export(settings: Export) -> None:
 
     report = bertsmith.export(**vars(settings))
     first, *others = report.lines()
-    print(f"{settings.out}/{first}", *others, sep="\n")
+    print(f"{settings.out or settings.model}/{first}", *others, sep="\n")
 
 
 @dataclass

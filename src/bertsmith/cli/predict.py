@@ -15,7 +15,7 @@ import tyro
 import bertsmith
 from bertsmith.base.settings import Metavar, from_mapping
 from bertsmith.base.terminal import Progress, of_cases
-from bertsmith.cli.flags import BulkAnswering
+from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
 
 if TYPE_CHECKING:
@@ -177,10 +177,7 @@ def run_predict(settings: Predict) -> None:
         check_folder(settings.out)
     else:
         check_outputs([Path(settings.input)], {"--out": settings.out})
-    models = [
-        bertsmith.load(name, device=settings.device, precision=settings.precision)
-        for name in (settings.run, *settings.ensemble)
-    ]
+    models = [settings.load(name) for name in (settings.run, *settings.ensemble)]
     for model in models:
         columns = {"text": settings.text, "text_pair": settings.text_pair}
         model.model_task = read_model_task(model.folder, **columns)
@@ -190,8 +187,8 @@ def run_predict(settings: Predict) -> None:
     if not isinstance(models[0].task_type, TextType) or settings.submission:
         answer_whole(models, settings)
         return
-    flags = settings.device, settings.precision
-    counts = answer_rows(models, model_task, settings.input, settings.out, flags, settings.backend)
+    machine, backend = settings.machine, settings.backend
+    counts = answer_rows(models, model_task, settings.input, settings.out, machine, backend)
     read = {name: counts[name] for name in ("examples", "units", "cut")}
     if note := long_note(model_task.encoding, **read):
         print(f"{note}, as in training", file=sys.stderr)
@@ -238,11 +235,11 @@ def outputs_of(
     import numpy as np
 
     from bertsmith.inference import bulk
+    from bertsmith.inference.engines.choice import request_digest
     from bertsmith.text.tokenizer.rows import concatenated_ranges
 
     blocks = bulk.sorted_blocks(rows.lengths)
-    flags = settings.device, settings.precision
-    request = bulk.request_digest([model.folder for model in models], *flags)
+    request = request_digest([model.folder for model in models], *settings.machine)
 
     def parts() -> Iterator[tuple[bulk.Label, Features]]:
         for block in blocks:
@@ -251,7 +248,7 @@ def outputs_of(
             yield (hashlib.sha256(read).hexdigest(), len(part)), part
 
     with bulk.kept_parts(settings.out, request, "rows", settings.backend) as kept:
-        kept.set_precision(models, lambda model: model.resolve_precision_for(rows))
+        kept.set_engines(models, lambda model: model.resolve_for(rows))
         with Progress("predict", len(rows), "rows", start=kept.rows) as progress:
             kept.add(parts(), models, bulk.answer_block, progress)
         found = np.concatenate([bulk.array_of(data)[0] for data in kept.of(slice(None))])
@@ -287,8 +284,8 @@ def submission_split(task: Task, file: Path) -> str:
 MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal
 
 
-@dataclass
-class Evaluate:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Answering):
     """Measure a fine-tuned model on labelled data, or a pre-trained one on a token store.
 
     Examples:
@@ -312,10 +309,9 @@ class Evaluate:
     """Column with the label, when it has another name than in training."""
     skip_unlabelled: bool = False
     """Leave out the rows that have no label."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
-    precision: Literal["float32", "bf16", "int8"] = "float32"
-    """int8 and, on machines that multiply it, bf16 are quicker and less exact."""
+    precision: Literal["auto", "float32", "bf16", "int8"] = "float32"
+    """int8 and, on machines that multiply it, bf16 are quicker and less exact; auto: as `predict`
+    chooses."""
     json: bool = False
     """Print one JSON object: {"metrics": {name: number}, "examples", ...}."""
 
@@ -323,8 +319,10 @@ class Evaluate:
 def run_evaluate(settings: Evaluate) -> None:
     from bertsmith.inference.evaluation import evaluate_files
 
-    predictor = bertsmith.load(settings.run, device=settings.device, precision=settings.precision)
+    predictor = settings.load(settings.run)
     if (settings.data / "manifest.json").exists():
+        if settings.engine not in ("auto", "pytorch"):
+            raise ValueError(f"--engine {settings.engine}: PyTorch measures on a token store")
         result = measure_language_model(predictor, settings.data)
     else:
         columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
@@ -354,7 +352,7 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     source = str(predictor.folder / "run.json")
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
-    phase, engine = settings.phases()[-1], predictor.processor.engine()
+    phase, engine = settings.phases()[-1], predictor.processor.of_torch()
     stream = eval_stream(store, vocabulary, phase.length, settings.objective)
     rows = num_rows(stream, 4 * settings.eval_rows)
     at_once = rows_per_forward(settings, phase, engine, loaded.model.config)

@@ -48,7 +48,9 @@ class Teacher:
                 f"`teacher={str(folder)!r}`: a model of kind '{task.task_type}' cannot be taught:"
                 f" its outputs are of tokens, not of texts; for {', '.join(TAUGHT)}"
             )
-        processor = Processor(str(engine.device), engine.precision, engine.threads)
+        # int8 and float8 are for training's products
+        precision = "float32" if engine.precision == "float32" else "bf16"
+        processor = Processor(str(engine.device), precision, engine.threads)
         predictor = Predictor(folder, processor)
         own = predictor.model_task
         of_texts = isinstance(TASK_TYPES[task.task_type], TextType)
@@ -68,7 +70,7 @@ class Teacher:
             trouble = f"it reads {read}, but the task has {has}"
         if trouble:
             raise ValueError(f"`teacher={str(folder)!r}`: {trouble}")
-        predictor.open(predictor.task_kind)  # a head that does not fit is refused now
+        predictor.model(predictor.task_kind)  # a head that does not fit is refused now
         return cls(predictor, ModelTask(task, tuple(label_names), own.encoding))
 
     def outputs(self, data: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Bulk work on files of any size: a window of the input after the other, each kept when it is done.
 
-    OUT.partial     a line of JSON: the model and flags that the work is of, its precision; then for
+    OUT.partial     a line of JSON: the model and flags that the work is of, its engines; then for
                     each part that is done a line of JSON (`Part`) and the bytes that were made
 
 The same work reads its input again and passes over what is there, as long as the input is the same;
@@ -33,20 +33,21 @@ from bertsmith.base import VERSION
 from bertsmith.base.cluster import cluster, map_in_order
 from bertsmith.base.files import fault_point, locked_file, named_errors
 from bertsmith.base.terminal import Progress
-from bertsmith.checkpoints.stored import weight_files
+from bertsmith.inference.engines.choice import request_digest
+from bertsmith.inference.engines.exported import model_files
 from bertsmith.tasks.answer_files import read_rows
 from bertsmith.text.readers.tables import count_rows, digest
 from bertsmith.training.finetuning.task_types.texts import TextType
 
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
-    from bertsmith.tasks.answer_files import AnswerTable
+    from bertsmith.tasks.answer_tables import AnswerTable
     from bertsmith.tasks.examples import Examples
     from bertsmith.tasks.features import Features
     from bertsmith.training.finetuning.task_types.base import ModelTask
 
 SUFFIX = ".partial"
-# Enough to sort and to measure precisions by, and little enough to be lost by a stop.
+# Enough to sort and to measure engines by, and little enough to be lost by a stop.
 WINDOW_CHARACTERS, WINDOW_ROWS = 1 << 20, 8192
 BLOCK_TOKENS = 32_768  # of rows that are held as a whole
 
@@ -118,17 +119,18 @@ class KeptParts:
             message = "of another model or other flags: what it keeps is dropped"
             print(f"{file.name}: {message}", file=sys.stderr)
 
-    def set_precision(
+    def set_engines(
         self, models: Sequence[Predictor], measure: Callable[[Predictor], object]
     ) -> None:
-        """Set the models' precisions: as in the parts that are there, else by `measure`."""
+        """Set the models' engines and precisions: as in the parts there, else by `measure`."""
         if self._parts:
-            for model, precision in zip(models, self._head["precisions"], strict=True):
-                model.use_precision(precision)
+            for model, (engine, precision) in zip(models, self._head["engines"], strict=True):
+                model.use(engine, precision)
             return
         for model in models:
             measure(model)
-        self._head["precisions"] = [model.processor.precision for model in models]
+        processors = [model.processor for model in models]
+        self._head["engines"] = [[own.engine, own.precision] for own in processors]
         self._file.truncate(0)
         self._file.write(json.dumps(self._head).encode() + b"\n")
 
@@ -264,32 +266,20 @@ def kept_parts(
                 path.unlink(missing_ok=True)
 
 
-def request_digest(models: Iterable[Path], *settings: object) -> str:
-    """A digest of all that decides the numbers besides the input: the files of models, settings.
-
-    Of the weights it takes path, size and time, which are quick to tell.
-    """
-    known = hashlib.sha256()
-    for file in (file for folder in models for file in weight_files(folder)):
-        stat = file.stat()
-        known.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\0".encode())
-    known.update(repr(settings).encode("utf-8", "backslashreplace"))
-    return known.hexdigest()
-
-
 class SharedModel(NamedTuple):
     """A model that processes on a cluster open themselves, in a folder that all machines reach."""
 
     folder: Path
     device: str
     precision: str
+    engine: str
     digest: str
 
     @classmethod
     def of(cls, model: Predictor) -> SharedModel:
         device = "cpu" if model.processor.is_cpu else "cuda"  # a process sees its own GPU alone
-        folder, precision = model.folder.resolve(), model.processor.precision
-        return cls(folder, device, precision, content_digest(model))
+        own = model.processor
+        return cls(model.folder.resolve(), device, own.precision, own.engine, content_digest(model))
 
 
 @functools.cache  # a model a process
@@ -297,7 +287,9 @@ def _opened(shared: SharedModel) -> Predictor:
     from bertsmith.inference.predictor import load
 
     try:
-        model = load(shared.folder, device=shared.device, precision=shared.precision)
+        model = load(
+            shared.folder, device=shared.device, precision=shared.precision, engine=shared.engine
+        )
         found = content_digest(model)
     except (ValueError, OSError) as error:
         raise OSError(f"{platform.node()}: {error} (all machines must reach the folder)") from error
@@ -313,9 +305,9 @@ def _make_there(shared: Sequence[SharedModel], make: Make, item: Any) -> Made:
 
 
 def content_digest(model: Predictor) -> str:
-    """A digest of a model's weights, config and vocabulary; it reads all bytes of the weights."""
-    weights = [digest(file) for file in weight_files(model.folder)]
-    known = model.config, model.tokenizer.fingerprint, weights
+    """A digest of a model's files, config and vocabulary; it reads all bytes of them."""
+    files = [digest(file) for part in model_files(model.folder) for file in part]
+    known = model.config, model.tokenizer.fingerprint, files
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
@@ -341,8 +333,8 @@ def answer_rows(
         first = next(numbered)
         data = task_type.examples(source, first.lines, first.rows, model_task)
         table = task_type.answer_table(data, out, model_task)
-        kept.set_precision(
-            models, lambda model: model.resolve_precision_for(_features(model, data, model_task))
+        kept.set_engines(
+            models, lambda model: model.resolve_for(_features(model, data, model_task))
         )
 
         def checked() -> Iterator[tuple[Label, Window]]:

@@ -25,7 +25,7 @@ import numpy as np
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.inference.engines.runner import Runner
+from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import featurize_sentences
@@ -118,7 +118,7 @@ def word_vectors(
     rows_per_word = np.ones_like(sizes) if align == "mean" else sizes
     edges = np.concatenate([[0], np.cumsum(counts)])  # in words
     boundaries = np.concatenate([[0], np.cumsum(rows_per_word)])[edges]
-    _resolve_precision(model, features, extraction.numbers)
+    _resolve(model, features, extraction.numbers)
     vectors = allocate((int(boundaries[-1]), *extraction.vector_shape))
     largest = np.finfo(vectors.dtype).max
     for taken, states in model.states_at(features, positions, extraction.numbers, on_batch):
@@ -140,7 +140,7 @@ def word_vectors(
     return vectors, boundaries, word_ids.astype(np.int32)
 
 
-def _resolve_precision(model: Runner, features: Features, layers: Sequence[int]) -> None:
+def _resolve(model: Runner, features: Features, layers: Sequence[int]) -> None:
     """By the states of all tokens of some rows."""
 
     def states(processor: Processor, rows: np.ndarray) -> np.ndarray:
@@ -150,7 +150,7 @@ def _resolve_precision(model: Runner, features: Features, layers: Sequence[int])
         order = np.argsort(np.concatenate([taken for taken, _ in found]))
         return np.concatenate([np.concatenate(batch, axis=1) for _, batch in found])[order]
 
-    model.resolve_precision(len(features), states)
+    model.resolve(len(features), states, ENCODER, layers)
 
 
 def text_vectors(

@@ -25,7 +25,7 @@ from bertsmith.inference.answers import (
     TaggedText,
 )
 from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
-from bertsmith.inference.embeddings.texts import cut_note, embed, resolve_precision
+from bertsmith.inference.embeddings.texts import cut_note, embed, resolve
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
 from bertsmith.inference.explanation import Method, Reading, explain
@@ -46,22 +46,24 @@ Texts = Iterable[str]
 
 
 @checked()
-def load(model: str | Path, *, device: str = "auto", precision: str = "float32") -> Predictor:
+def load(
+    model: str | Path, *, device: str = "auto", precision: str = "float32", engine: str = "auto"
+) -> Predictor:
     """Open a run directory, a Hugging Face folder or a model of the Hugging Face hub.
 
     device     "auto": a GPU where there is one; or "cpu", "cuda", "cuda:1"
     precision  "int8" and, where the machine multiplies it, "bf16" are quicker and less exact;
-               "auto": one of them for all texts, if the first ones are many and a sample shows it
-               faster and hardly off
+               "auto": float32, unless the first texts are many and a sample shows another precision
+               or engine faster and hardly off
+    engine     "bertsmith" (ours, on a CPU), "pytorch", or "onnx" and "openvino", which run what
+               `export` wrote into the folder; "auto": the first of these that can, or that is
+               measured, see `precision`
 
     Errors: ValueError for a folder without a model, files that do not fit one another, a device or
-    precision that this machine does not have.
+    precision that this machine does not have, an engine that cannot read the model.
     """
-    processor = choose_processor(device, "float32" if precision in ("auto", "int8") else precision)
-    predictor = Predictor(open_model_folder(str(model)), processor, precision == "auto")
-    if precision == "int8":
-        predictor.use_precision("int8")
-    return predictor
+    processor = choose_processor(device, precision, engine)
+    return Predictor(open_model_folder(str(model)), processor)
 
 
 class Predictor(Runner):
@@ -74,7 +76,7 @@ class Predictor(Runner):
 
     def __repr__(self) -> str:
         """Such as <Predictor of runs/sst: classify (bad, good), embed, features; 2 layers of 128;
-        cpu, bf16>."""
+        cpu, bertsmith in int8>."""
         try:
             can = ", ".join(self.methods)
             if self.methods[0] not in ("fill", "embed") and (names := self.model_task.label_names):
@@ -82,7 +84,8 @@ class Predictor(Runner):
         except ValueError:  # nothing says what its head is for
             can = "embed, features"
         shape = f"{self.config.num_layers} layers of {self.config.hidden_size}"
-        on = f"{self.processor.device}, {self.processor.precision}"
+        own = self.processor
+        on = f"{own.device}, {own.engine} in {own.precision}"
         return f"<Predictor of {self.folder}: {can}; {shape}; {on}>"
 
     def _check_can(self, method: str) -> None:
@@ -336,7 +339,7 @@ class Predictor(Runner):
             self.folder, pool, max_length, prompt, normalize, dimensions, long_texts
         )
         texts = as_texts(text, "text")
-        resolve_precision(self, texts, pooling)
+        resolve(self, texts, pooling)
         vectors, cut = embed(self, texts, pooling)
         if cut:
             print(cut_note(cut, len(texts)), file=sys.stderr)
@@ -376,7 +379,7 @@ class Predictor(Runner):
                 f"{self.folder}: a left-to-right model, which sees nothing behind a [MASK]: use "
                 "one pre-trained with the objective mlm"
             )
-        self.open(LANGUAGE_MODEL)
+        self.model(LANGUAGE_MODEL)
         return MaskFiller(self)
 
     def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
@@ -390,7 +393,7 @@ class Predictor(Runner):
         rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
         if rows.num_truncated:
             print(f"{rows.long_note(model_task.encoding)}, as in training", file=sys.stderr)
-        self.resolve_precision_for(rows)
+        self.resolve_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 
 

@@ -66,6 +66,14 @@ class Features:
         """Number of batches that `training_batches` sorts together."""
         return SORTED_TOGETHER
 
+    def check_lengths(self, positions: int) -> None:
+        """Errors: ValueError for a row of more tokens than a model knows positions."""
+        if (longest := self.lengths.max(initial=0)) > positions:
+            raise ValueError(
+                f"a row of {longest} tokens, but the model knows {positions} positions: lower the"
+                " length"
+            )
+
     def batch(self, units: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
         """Rows and labels of some units: ids, types [B, S], lengths [B], labels."""
         assert self.labels is not None

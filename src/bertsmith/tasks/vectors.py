@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from bertsmith.tasks.features import Features
+from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 Pool = Literal["mean", "cls", "max", "mean_sqrt_len"]
@@ -30,6 +31,35 @@ def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -
     """[CLS] text [SEP] of each text; longer ones keep their head."""
     rows = tokenizer.rows(texts, max_length=max_length, offsets=False)
     return Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, rows.num_cut)
+
+
+def pooled(states: np.ndarray, lengths: np.ndarray, pool: Pool, skip: int = 0) -> np.ndarray:
+    """The states [T, H] of rows of these lengths, without the first `skip` tokens of each, pooled.
+
+    Returns [R, H]; see `pooled` of hidden_states.py.
+
+    >>> pooled(np.array([[1.0], [3.0], [8.0]]), np.array([2, 1]), "mean")
+    array([[2.],
+           [8.]])
+    """
+    begins = np.cumsum(lengths) - lengths + skip
+    if pool == "cls":
+        return states[begins]
+    lengths = lengths - skip
+    if skip:
+        states = states[concatenated_ranges(begins, lengths)]
+    starts = np.cumsum(lengths) - lengths
+    if pool == "max":
+        return np.maximum.reduceat(states, starts)
+    count = lengths.astype(np.float32)[:, None]
+    return np.add.reduceat(states, starts) / (count if pool == "mean" else np.sqrt(count))
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """The logarithms of the softmax of each row, [N, K], in place of the scores."""
+    scores -= scores.max(axis=1, keepdims=True)
+    scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    return scores
 
 
 def unit_length(vectors: np.ndarray) -> np.ndarray:

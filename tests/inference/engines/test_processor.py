@@ -21,7 +21,7 @@ def test_where_there_may_be_a_gpu_pytorch_says(monkeypatch, tmp_path):
     engine = choose_engine("auto", "float32")
     found = choose_processor("auto", "float32")
     assert found == Processor(str(engine.device), "float32", engine.threads)
-    assert choose_processor("cpu", "bf16").engine().precision == "bf16"
+    assert choose_processor("cpu", "bf16").of_torch().precision == "bf16"
 
 
 def test_a_device_that_is_not_there_is_refused():
@@ -31,4 +31,4 @@ def test_a_device_that_is_not_there_is_refused():
 
 def test_bf16_is_what_pytorch_says_of_the_machine():
     here = Processor("cpu", "float32", 1)
-    assert here.has_bf16() == has_bf16(here.engine().device)
+    assert here.has_bf16() == has_bf16(here.of_torch().device)

@@ -1,18 +1,21 @@
 """Exported files against the model: every head, the gate, the command, other programs."""
 
 import json
+import shutil
 import subprocess
+from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
 
 import bertsmith
+from bertsmith.inference.engines.exported import input_names, record_file
 from bertsmith.inference.export import export as exporting
 from bertsmith.inference.export import targets
 from bertsmith.inference.export.comparison import ExportRefused, ExportReport, check_report
 from bertsmith.inference.export.export import rank_products
-from bertsmith.inference.export.graph import input_names, onnx_model
+from bertsmith.inference.export.graph import onnx_model
 from bertsmith.inference.export.subject import find_subject
 from bertsmith.inference.export.targets import TARGETS
 from bertsmith.model.config import ModelConfig
@@ -28,7 +31,7 @@ from bertsmith.model.heads import (
 from bertsmith.model.lstm import FrozenTagger
 
 from ...tiny import bertsmith as run
-from ...tiny import piece_tokenizer, random_model, refused, write
+from ...tiny import contents, piece_tokenizer, random_model, refused, write
 
 TOKENIZER = piece_tokenizer("the cat dog sat ran on mat a b c d e f g h .")
 SIZE = len(TOKENIZER.vocabulary)
@@ -96,9 +99,9 @@ def reviews(tmp_path):
 @pytest.mark.parametrize(("variant", "head"), PLAIN + OTHERS)
 def test_a_graph_computes_what_the_model_does(tmp_path, target, variant, head):
     subject = find_subject(bertsmith.load(made(tmp_path, head, variant)), None)
-    path = target.path(tmp_path / "out", "float32")
+    path = target.program.path(tmp_path / "out", "float32")
     target.write(onnx_model(subject.tensors(), subject.predictor.config, head), path, "float32")
-    session = target.open(path, "float32", 1)
+    session = target.program.open(path, "float32", 1)
     expected = subject.original()
     # float32 sums in another order; outputs are about 1
     np.testing.assert_allclose(subject.outputs(session), expected, rtol=1e-5, atol=1e-5)
@@ -108,13 +111,13 @@ def test_a_graph_computes_what_the_model_does(tmp_path, target, variant, head):
 
 def test_options_are_a_dimension(tmp_path, target):
     subject = find_subject(bertsmith.load(made(tmp_path, "choice")), None)
-    path = target.path(tmp_path / "out", "float32")
+    path = target.program.path(tmp_path / "out", "float32")
     model = onnx_model(subject.tensors(), subject.predictor.config, "choice")
     target.write(model, path, "float32")
     ids = np.random.default_rng(1).integers(5, SIZE, (2, 3, 7))
     feeds = {name: ids * 0 for name in input_names(subject.predictor.config)}
     feeds |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    (logits,) = target.open(path, "float32", 1)(feeds)
+    (logits,) = target.program.open(path, "float32", 1)(feeds)
     rows = torch.from_numpy(ids.reshape(6, 7))
     with torch.inference_mode():
         expected = subject.predictor.pytorch("OptionScorer").model(
@@ -129,15 +132,47 @@ def test_a_folder_of_a_kept_export(reviews, tmp_path, target):
     report = bertsmith.export(folder, out, to=target.name, dev=dev)
     assert report.agreement == 1 and report.metrics["accuracy"]["first"] == 15 / 16
     assert report.metrics["accuracy"]["difference"] == report.drop == 0
-    stored = json.loads((out / "export.json").read_text())
+    stored = json.loads(record_file(out / report.file).read_text())
     assert stored == json.loads(json.dumps(report.to_dict()))
     assert (out / report.file).is_file() and stored["examples"] == 16
     names = {path.name for path in out.iterdir()}
-    assert names == {"export.json", "config.json", "tokenizer.json", "tokenizer_config.json",
+    assert names == {"config.json", "tokenizer.json", "tokenizer_config.json",
                      "vocab.txt", target.name}  # fmt: skip
     assert json.loads((out / "config.json").read_text())["id2label"]["1"] == "good"
     again = refused("export", folder, "--to", target.name, "--out", out)
     assert "not empty" in again
+
+
+def test_an_export_into_the_models_folder(reviews, tmp_path, target):
+    folder, dev = reviews
+    before = contents(folder)
+    for _ in range(2):  # what is there is replaced
+        said = run("export", folder, "--to", target.name, "--dev", dev)
+    file = target.program.path(folder, "float32")
+    assert said.startswith(f"{file}: ")
+    beside = {one.name for one in file.parent.iterdir()} - {file.name, record_file(file).name}
+    assert beside == ({"openvino_model.bin"} if target.name == "openvino" else set())
+    stored = json.loads(record_file(file).read_text())
+    assert stored["bytes"] == sum(one.stat().st_size for one in file.parent.iterdir()) - (
+        record_file(file).stat().st_size
+    )
+    assert stored["model_sha256"] == [sha256(before["model.safetensors"]).hexdigest()]
+    shutil.rmtree(file.parent)
+    assert contents(folder) == before
+
+
+def test_a_refused_export_leaves_the_models_folder(reviews, tmp_path, target, monkeypatch):
+    folder, dev = reviews
+    bertsmith.export(folder, to=target.name, dev=dev)
+    before = contents(folder)
+
+    def gate(report, scale, max_drop):
+        raise ExportRefused("too far off")
+
+    monkeypatch.setattr(exporting, "check_report", gate)
+    with pytest.raises(ExportRefused):
+        bertsmith.export(folder, to=target.name, dev=dev)
+    assert contents(folder) == before
 
 
 def test_int8_keeps_layers_in_float_until_it_passes(reviews, tmp_path, target, monkeypatch):
@@ -190,7 +225,8 @@ def test_bf16_is_openvinos(tmp_path):
     texts, out = write(tmp_path / "texts.txt", LINES), tmp_path / "out"
     said = run("export", folder, "--to", "openvino", "--bf16", "--dev", texts, "--out", out)
     assert "agreement" in said and "INFERENCE_PRECISION_HINT bf16" in said
-    assert json.loads((out / "export.json").read_text())["agreement"] > 0.99
+    record = json.loads((out / "openvino" / "openvino_model.json").read_text())
+    assert record["agreement"] > 0.99
 
 
 @pytest.mark.parametrize("head", ["masked-lm", "encoder", "sequence", "token"])
@@ -245,14 +281,15 @@ def test_the_product_with_outliers_is_ranked_first(tmp_path):
     tensors[bias], tensors[weight] = tensors[bias].copy(), tensors[weight].copy()
     tensors[bias][5], tensors[weight][:, 5] = 1000.0, 0.0
     graph = onnx_model(tensors, subject.predictor.config, "sequence")
-    ranked = rank_products(target, graph, [feeds for _, feeds in subject.feeds(subject.rows)])
+    ranked = rank_products(target, graph, subject.feeds(subject.rows))
     assert ranked[0] == "bert.encoder.layer.1.output.dense" and len(ranked) == 12
 
 
 def report_of(**changed):
     fields = {"file": "f", "format": "onnx", "precision": "int8", "compared_on": "dev"}
     fields |= {"examples": 9, "agreement": 0.9, "largest_difference": 0.5, "metrics": None}
-    return ExportReport(**fields | {"bytes": 1, "speed": {}, "threads": 1} | changed)
+    fields |= {"bytes": 1, "model_sha256": [], "speed": {}, "threads": 1}
+    return ExportReport(**fields | changed)
 
 
 @pytest.mark.parametrize(

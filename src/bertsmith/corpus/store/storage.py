@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from bertsmith.base.files import atomic_file
+from bertsmith.base.files import atomic_file, user_folder
 from bertsmith.corpus.store.blocks import BLOCK, REBUILD, Content, checked_blocks
 from bertsmith.text.readers.files import file_system, storage_errors
 
-FOLDER, LIMIT = "BERTSMITH_CACHE", "BERTSMITH_CACHE_GB"  # environment
+LIMIT = "BERTSMITH_CACHE_GB"  # environment
 DEFAULT_GB = 50.0
 LOCK_SUFFIX = ".lock"
 SEND_AGAIN = "send it again with `bertsmith corpus publish`"
@@ -129,12 +129,6 @@ class RemoteFolder:
 
 
 Folder = LocalFolder | RemoteFolder
-
-
-def user_folder() -> Path:
-    """The folder of this user's fetched files and unfinished builds, each in one of their own."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(FOLDER) or Path(home) / "bertsmith")
 
 
 @dataclass(frozen=True)

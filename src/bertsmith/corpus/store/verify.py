@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.files import remove_folder
+from bertsmith.base.files import remove_folder, user_folder
 from bertsmith.base.terminal import Progress
 from bertsmith.corpus.store.blocks import (
     DIGEST,
@@ -26,7 +26,7 @@ from bertsmith.corpus.store.blocks import (
     read_manifest,
     scan_blocks,
 )
-from bertsmith.corpus.store.storage import Folder, RemoteFolder, user_folder
+from bertsmith.corpus.store.storage import Folder, RemoteFolder
 from bertsmith.corpus.store.store import TokenStore, load_manifest, present
 from bertsmith.text.readers.files import is_url
 

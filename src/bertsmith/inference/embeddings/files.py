@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -21,11 +21,11 @@ from bertsmith.inference.bulk import (
     array_bytes,
     array_of,
     kept_parts,
-    request_digest,
     windows,
 )
 from bertsmith.inference.embeddings.pooling import PoolingSettings
-from bertsmith.inference.embeddings.texts import cut_note, embed, resolve_precision
+from bertsmith.inference.embeddings.texts import cut_note, embed, resolve
+from bertsmith.inference.engines.choice import request_digest
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts
 from bertsmith.text.readers.tables import count_rows
@@ -76,7 +76,7 @@ def vectors_of_files(
     files: Sequence[TextFile],
     pooling: PoolingSettings,
     out: Path,
-    flags: Mapping[str, object],
+    flags: object,
     backend: Backend = "local",
 ) -> Iterator[list[Vectors]]:
     """The vectors of each file's texts, kept beside `out` until the block has used them.
@@ -92,7 +92,7 @@ def vectors_of_files(
     make = functools.partial(_embed_window, replace(pooling, dense=dense), out.suffix == ".jsonl")
     with kept_parts(out, request, "texts", backend) as kept:
         first = files[0].first
-        kept.set_precision([predictor], lambda model: resolve_precision(model, first, pooling))
+        kept.set_engines([predictor], lambda model: resolve(model, first, pooling))
         with Progress("embed", total, "texts", start=kept.rows) as progress:
             for file in files:
                 items = (((digest, len(texts)), texts) for _, texts, digest in file.windows)

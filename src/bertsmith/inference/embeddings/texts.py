@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
+from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import check_pool, text_features, unit_length
 from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows
@@ -20,7 +21,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from bertsmith.inference.engines.processor import Processor
-    from bertsmith.inference.engines.runner import Runner
 
 
 def embed(
@@ -148,10 +148,10 @@ def finished(vectors: np.ndarray, rows: TextRows, pooling: PoolingSettings) -> n
     return np.ascontiguousarray(unit_length(vectors) if pooling.normalize else vectors)
 
 
-def resolve_precision(model: Runner, texts: Sequence[str], pooling: PoolingSettings) -> None:
-    """`Predictor.resolve_precision` by the vectors of some of the texts."""
+def resolve(model: Runner, texts: Sequence[str], pooling: PoolingSettings) -> None:
+    """`Runner.resolve` by the vectors of some of the texts."""
 
     def vectors(processor: Processor, rows: np.ndarray) -> np.ndarray:
         return embed(model, [texts[int(k)] for k in rows], pooling, processor=processor)[0]
 
-    model.resolve_precision(len(texts), vectors)
+    model.resolve(len(texts), vectors, ENCODER)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertsmith.inference.engines.processor import OnBatch
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, packed
 from bertsmith.model.kernels.unpadded_encoder import (
@@ -31,8 +32,7 @@ from bertsmith.model.kernels.unpadded_encoder import (
 )
 from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.vectors import Pool
-from bertsmith.text.tokenizer.rows import concatenated_ranges
+from bertsmith.tasks.vectors import Pool, log_softmax, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
@@ -58,8 +58,6 @@ class Head(NamedTuple):
 
 def why_not(config: ModelConfig, precision: str) -> str | None:
     """The reason why this model or machine is beyond the engine; None: it can be read here."""
-    if precision not in ("float32", "int8"):
-        return f"{precision} is PyTorch's"
     if config.family != "bert":
         return f"a model of the family {config.family}"
     if config.pre_norm or config.gated or config.causal:
@@ -148,12 +146,7 @@ class NativeModel:
 
         Errors: ValueError for a row of more tokens than the model knows positions.
         """
-        longest, positions = features.lengths.max(initial=0), len(self.weights.positions)
-        if longest > positions:  # the loops look at no bounds
-            raise ValueError(
-                f"a row of {longest} tokens, but the model knows {positions} positions: lower the"
-                " length"
-            )
+        features.check_lengths(len(self.weights.positions))  # the loops look at no bounds
         assert features.ids.max(initial=0) < len(self.weights.tokens)
         assert features.token_types.max(initial=0) < len(self.weights.segments)
         layers, tokens = len(self.weights.output_norm), len(features.ids)
@@ -195,8 +188,11 @@ class NativeModel:
         """At every token, float32 [T, H]."""
         return self.states(features, np.arange(len(features.ids)), features.boundaries)
 
-    def outputs(self, features: Features) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
         """The head's: float32 [R, N], or [T, N] of a head over tokens."""
+        return self.run(features, self._outputs, on_batch)
+
+    def _outputs(self, features: Features) -> np.ndarray:
         if "span" in self.heads:
             return self.head("span", self.token_states(features))
         if "pooler.dense" in self.heads:
@@ -204,20 +200,17 @@ class NativeModel:
             return self.head("classifier", pooled)
         return self.head("classifier", self.token_states(features))
 
-    def pooled(self, features: Features, pool: Pool, skip: int = 0) -> np.ndarray:
+    def vectors(
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
+    ) -> np.ndarray:
         """The tokens of each row but the first `skip`, pooled: float32 [R, H]."""
-        if pool == "cls":
-            return self.states(
-                features, features.boundaries[:-1] + skip, np.arange(len(features) + 1)
-            )
-        states, lengths = self.token_states(features), features.lengths - skip
-        if skip:
-            states = states[concatenated_ranges(features.boundaries[:-1] + skip, lengths)]
-        starts = np.cumsum(lengths) - lengths
-        if pool == "max":
-            return np.maximum.reduceat(states, starts)
-        count = lengths.astype(np.float32)[:, None]
-        return np.add.reduceat(states, starts) / (count if pool == "mean" else np.sqrt(count))
+
+        def compute(rows: Features) -> np.ndarray:
+            if pool == "cls":
+                return self.states(rows, rows.boundaries[:-1] + skip, np.arange(len(rows) + 1))
+            return pooled(self.token_states(rows), rows.lengths, pool, skip)
+
+        return self.run(features, compute, on_batch)
 
     def log_probabilities(
         self, features: Features, places: np.ndarray
@@ -248,16 +241,14 @@ class NativeModel:
             normalize(line, self.masked_lm.norm, np.float32(self.config.layer_norm_eps))
         scores = np.empty((len(x), self.config.vocab_size), np.float32)
         token_logits(x, self.weights.tokens, self.masked_lm.bias, scores)
-        scores -= scores.max(axis=1, keepdims=True)
-        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        return scores
+        return log_softmax(scores)
 
     def states_at(
         self,
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """(Indices into `places`, states of these tokens float32 [N, H] in each of the layers).
 
@@ -280,7 +271,7 @@ class NativeModel:
         self,
         features: Features,
         compute: Callable[[Features], np.ndarray],
-        on_batch: Callable[[int], None] | None = None,
+        on_batch: OnBatch = None,
     ) -> np.ndarray:
         """All that `compute` makes of the rows; `on_batch` gets how many are done each time."""
         found = []

@@ -1,8 +1,9 @@
-"""The processor that answers: device, precision, threads. PyTorch is imported only to ask a GPU."""
+"""What answers: engine, device, precision, threads. PyTorch is imported only to ask a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,24 +14,37 @@ if TYPE_CHECKING:
     from bertsmith.training.engine import Engine
 
 DEVICES = Path("/dev")
+ENGINES = {  # and their precisions; those that can do a thing are tried in this order
+    "bertsmith": ("float32", "int8"),
+    "pytorch": ("float32", "bf16"),
+    "onnx": ("float32", "int8"),
+    "openvino": ("float32", "bf16", "int8"),
+}
+PRECISIONS = "float32", "bf16", "int8"  # the exact one first
 GPU_FILES = "nvidia*", "nvhost*", "kfd", "dxg"  # of the drivers of GPUs that PyTorch knows as cuda
+
+
+OnBatch = Callable[[int], None] | None
+"""It is given the number of rows in each batch that is done."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """Device, precision and threads of a model that answers."""
+    """Engine, device, precision and threads of a model that answers."""
 
     device: str
     """"cpu", "cuda" or "cuda:1"."""
     precision: str
-    """"float32", "bf16" or "int8"."""
+    """"float32", "bf16" or "int8"; "auto" until a `Runner` has it."""
     threads: int
+    engine: str = "auto"
+    """One of `ENGINES`; "auto" until a `Runner` has it."""
 
     @property
     def is_cpu(self) -> bool:
         return self.device.startswith("cpu")
 
-    def engine(self) -> Engine:
+    def of_torch(self) -> Engine:
         """The same for PyTorch."""
         from bertsmith.training.engine import choose_engine  # imports torch
 
@@ -42,18 +56,36 @@ class Processor:
             return "avx512bf16" in cpu_features()
         from bertsmith.training.engine import has_bf16  # imports torch
 
-        return has_bf16(self.engine().device)
+        return has_bf16(self.of_torch().device)
+
+    def options(self) -> list[Processor]:
+        """All that "auto" stands for, the most exact first."""
+        return [
+            replace(self, engine=engine, precision=precision)
+            for precision in PRECISIONS
+            for engine, own in ENGINES.items()
+            if self.engine in ("auto", engine) and self.precision in ("auto", precision)
+            if precision in own
+        ]
 
 
-def choose_processor(device: str, precision: str) -> Processor:
+def choose_processor(device: str, precision: str, engine: str = "auto") -> Processor:
     """The processor of a device, "auto", "cpu", "cuda" or "cuda:1".
 
-    Errors: ValueError for a device or precision that this machine does not have.
+    Errors: ValueError for a device or precision that this machine or engine does not have.
     """
+    if engine not in ("auto", *ENGINES):
+        raise ValueError(f"`engine={engine!r}`: known are auto, {', '.join(ENGINES)}")
+    known = "auto", *ENGINES.get(engine, PRECISIONS)
+    if precision not in known:
+        of = "" if engine == "auto" else f" of `engine={engine!r}`"
+        raise ValueError(f"`precision={precision!r}`: known are {', '.join(known)}{of}")
+    if device == "auto" and engine not in ("auto", "pytorch"):
+        device = "cpu"
     has_gpu = any(True for pattern in GPU_FILES for _ in DEVICES.glob(pattern))
-    if precision == "float32" and (device == "cpu" or device == "auto" and not has_gpu):
-        return Processor("cpu", precision, computing_threads())
+    if precision != "bf16" and (device == "cpu" or device == "auto" and not has_gpu):
+        return Processor("cpu", precision, computing_threads(), engine)
     from bertsmith.training.engine import choose_engine  # imports torch
 
-    engine = choose_engine(device, precision)
-    return Processor(str(engine.device), engine.precision, engine.threads)
+    found = choose_engine(device, "bf16" if precision == "bf16" else "float32")
+    return Processor(str(found.device), precision, found.threads, engine)

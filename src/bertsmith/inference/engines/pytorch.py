@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
-from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
+from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import head_outputs, sentence_vectors, states_at
 from bertsmith.training.replicas import computed, row_batches
 
@@ -31,47 +32,39 @@ class TorchModel:
     model: Any
     missing: list[str]
     """Our names of tensors that the folder lacks."""
+    engine: Engine
 
     @classmethod
-    def open(cls, folder: Path, kind: str, device: str) -> TorchModel:
+    def open(cls, folder: Path, kind: str, processor: Processor) -> TorchModel:
         """Errors: ValueError as `load_model`."""
-        loaded = load_model(folder, CLASSES[kind])
-        return cls(loaded.model.to(device).eval(), loaded.missing)
+        loaded, engine = load_model(folder, CLASSES[kind]), processor.of_torch()
+        return cls(loaded.model.to(engine.device).eval(), loaded.missing, engine)
 
-    def outputs(
-        self, features: Features, processor: Processor, on_batch: Callable[[int], None] | None
-    ) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
         pad_id = self.model.config.pad_id
-        return head_outputs(self.model, features, pad_id, processor.engine(), on_batch=on_batch)
+        return head_outputs(self.model, features, pad_id, self.engine, on_batch=on_batch)
 
     def vectors(
-        self,
-        features: Features,
-        pool: Pool,
-        skip: int,
-        processor: Processor,
-        on_batch: Callable[[int], None] | None,
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
     ) -> np.ndarray:
-        encoder, engine = self.model.encoder, processor.engine()
-        return sentence_vectors(encoder, features, engine, pool, on_batch, skip)
+        return sentence_vectors(self.model.encoder, features, self.engine, pool, on_batch, skip)
 
     def states_at(
         self,
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        processor: Processor,
-        on_batch: Callable[[int], None] | None,
+        on_batch: OnBatch = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-        encoder, engine = self.model.encoder, processor.engine()
+        encoder, engine = self.model.encoder, self.engine
         batches = states_at(encoder, features, places, layers, engine, BATCH_TOKENS, on_batch)
         for taken, states in batches:
             yield taken, [layer.cpu().numpy() for layer in states]
 
     def log_probabilities(
-        self, features: Features, places: np.ndarray, processor: Processor
+        self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        engine, pad_id = processor.engine(), self.model.config.pad_id
+        engine, pad_id = self.engine, self.model.config.pad_id
         edges = np.searchsorted(places, features.boundaries)
         counts = np.diff(edges)
 

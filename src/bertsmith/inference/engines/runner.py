@@ -1,14 +1,15 @@
 """A model folder's models, each read when it is first needed, and run by the engine that fits.
 
 On a CPU that is our own engine (`native.py`) in float32 and int8, for models that it can read;
-PyTorch (`pytorch.py`) runs the others, bf16, and GPUs; it is imported when it is needed.
+PyTorch (`pytorch.py`) runs the others, bf16, and GPUs; it is imported when it is needed. ONNX
+Runtime and OpenVINO (`exported.py`) run what was exported, if they are named or measure quickest.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ import numpy as np
 
 from bertsmith.checkpoints.config_json import TASK_KINDS, model_kind, read_config
 from bertsmith.checkpoints.reading import load_tokenizer, open_tensors
-from bertsmith.inference.engines.native import NativeModel, why_not
-from bertsmith.inference.engines.precision import Compute, quickest
-from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.engines import exported, native
+from bertsmith.inference.engines.choice import FEWEST_ROWS, Compute, kept_choice, quickest
+from bertsmith.inference.engines.exported import ExportedModel
+from bertsmith.inference.engines.native import NativeModel
+from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.inference.model_task import task_of_texts
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
@@ -29,33 +32,33 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 if TYPE_CHECKING:
     from bertsmith.inference.engines.pytorch import TorchModel
 
+    EngineModel = NativeModel | TorchModel | ExportedModel  # of the same four methods
+
 ENCODER, LANGUAGE_MODEL = "BareModel", "PreTrainingModel"
 # Task type -> the method that answers as it was trained, if it has another name.
 METHODS = {"multilabel": "classify", "regress": "score", "choice": "choose"}
-OnBatch = Callable[[int], None] | None
-"""It is given the number of rows in each batch that is done."""
 
 
 class Runner:
-    """The models of a folder, by kinds (`model_kind`). `processor` None: the runner's own."""
+    """The models of a folder, by kinds (`model_kind`). `processor` None: the runner's own.
 
-    def __init__(self, folder: Path, processor: Processor, precision_is_open: bool = False) -> None:
+    Errors: ValueError for an engine that cannot read this model, or has no file here.
+    """
+
+    def __init__(self, folder: Path, processor: Processor) -> None:
         self.folder = folder
-        self.processor = processor
-        self._precision_is_open = precision_is_open
-        self._native: dict[tuple[str, str], NativeModel] = {}
+        self._models: dict[tuple[str, Processor], EngineModel] = {}
         self._torch: dict[str, TorchModel] = {}
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
+        self._asked = processor  # of which `resolve` makes the choice
+        self._exact = self.processor = self._first_able(processor)
 
     def outputs(
         self, features: Features, on_batch: OnBatch = None, processor: Processor | None = None
     ) -> np.ndarray:
         """The head's outputs for rows, float32 [R, K], or [T, K] of a head over tokens."""
-        processor = processor or self.processor
-        if native := self.native(processor, self.task_kind):
-            return native.run(features, native.outputs, on_batch)
-        return self.pytorch(self.task_kind).outputs(features, processor, on_batch)
+        return self.model(self.task_kind, processor).outputs(features, on_batch)
 
     def vectors(
         self,
@@ -66,10 +69,7 @@ class Runner:
         processor: Processor | None = None,
     ) -> np.ndarray:
         """Pooled states of rows, float32 [R, H]; see `pooled` of hidden_states.py."""
-        processor = processor or self.processor
-        if native := self.native(processor, ENCODER):
-            return native.run(features, lambda rows: native.pooled(rows, pool, skip), on_batch)
-        return self.pytorch(ENCODER).vectors(features, pool, skip, processor, on_batch)
+        return self.model(ENCODER, processor).vectors(features, pool, skip, on_batch)
 
     def states_at(
         self,
@@ -80,48 +80,57 @@ class Runner:
         processor: Processor | None = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """States of some tokens in some layers, some rows at a time; see `NativeModel`."""
-        processor = processor or self.processor
-        if native := self.native(processor, ENCODER):
-            return native.states_at(features, places, layers, on_batch)
-        model = self.pytorch(ENCODER)
-        return model.states_at(features, places, layers, processor, on_batch)
+        model = self.model(ENCODER, processor, layers)
+        return model.states_at(features, places, layers, on_batch)
 
     def log_probabilities(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
         """(A row's number, float32 [P, V] at its masks) for all rows in any order; see
         `NativeModel`."""
-        if native := self.native(self.processor, LANGUAGE_MODEL):
-            return native.log_probabilities(features, places)
-        return self.pytorch(LANGUAGE_MODEL).log_probabilities(features, places, self.processor)
+        return self.model(LANGUAGE_MODEL).log_probabilities(features, places)
 
-    def native(self, processor: Processor, kind: str) -> NativeModel | None:
-        """The model of that kind in our own engine; None where PyTorch is to answer."""
-        if self.why_not_native(processor.precision):
-            return None
-        key = kind, processor.precision
-        if key not in self._native:
+    def model(
+        self,
+        kind: str,
+        processor: Processor | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> EngineModel:
+        """The model of that kind in the processor's engine, read now if it was not.
+
+        Where the engine was measured for other work, and cannot do this, it is the exact one's.
+        """
+        own = processor or self.processor
+        if own.engine in exported.PROGRAMS and (reason := self.why_not(own, kind, layers)):
+            if own == self._exact:
+                raise ValueError(f"{self.folder}: `engine={own.engine!r}`: {reason}")
+            own = self._exact
+        if (kind, own) not in self._models:
+            self._models[kind, own] = self._opened(kind, own)
+        return self._models[kind, own]
+
+    def _opened(self, kind: str, own: Processor) -> EngineModel:
+        if own.engine == "pytorch":
+            return replace(self.pytorch(kind), engine=own.of_torch())
+        if own.engine == "bertsmith":
             tensors = open_tensors(self.folder, kind)
             bias = tensors.get("classifier.bias", tensors.get("span.bias"))
             self.check_head(kind, tensors.missing, None if bias is None else len(bias))
-            self._native[key] = NativeModel.make(
-                tensors, self.config, processor.precision, processor.threads
-            )
-        return self._native[key]
+            return NativeModel.make(tensors, self.config, own.precision, own.threads)
+        program = exported.PROGRAMS[own.engine]
+        path = program.path(self.folder, own.precision)
+        session = program.open(path, own.precision, own.threads)
+        return ExportedModel(session, exported.HEADS.get(kind, "encoder"), self.config)
 
     def pytorch(self, kind: str) -> TorchModel:
-        """The model of that kind in PyTorch."""
+        """The model of that kind in PyTorch, whose weights all precisions share."""
         if kind not in self._torch:
             from bertsmith.inference.engines.pytorch import TorchModel  # imports torch
 
-            model = TorchModel.open(self.folder, kind, self.processor.device)
+            model = TorchModel.open(self.folder, kind, replace(self.processor, precision="float32"))
             self.check_head(kind, model.missing, getattr(model.model, "num_outputs", None))
             self._torch[kind] = model
         return self._torch[kind]
-
-    def open(self, kind: str) -> None:
-        """Read the model of that kind, as it is going to answer, now. Errors: ValueError."""
-        _ = self.native(self.processor, kind) or self.pytorch(kind)
 
     def check_head(self, kind: str, missing: Sequence[str], outputs: int | None) -> None:
         """Refuse, by ValueError, a head of which a part was never trained, or with another number
@@ -145,47 +154,78 @@ class Runner:
                     f"{outputs} outputs: correct id2label"
                 )
 
-    def why_not_native(self, precision: str) -> str | None:
-        """The reason why our own engine cannot answer in `precision`; None: it can."""
-        if not self.processor.is_cpu:
-            return f"{self.processor.device} is no CPU"
+    def why_not(
+        self, own: Processor, kind: str = "", layers: Sequence[int] | None = None
+    ) -> str | None:
+        """The reason why an engine cannot give such a model, or these layers; None: it can."""
+        if own.engine != "pytorch" and not own.is_cpu:
+            return f"{own.device} is no CPU, on which alone it computes"
+        if own.engine in exported.PROGRAMS:
+            if layers is not None and list(layers) != [self.config.num_layers]:
+                return "an exported file gives the last layer alone: `layers='last'`"
+            return exported.why_not(self.folder, own, kind)
+        if not exported.model_files(self.folder)[0]:
+            return "the folder has exported files, but no weights"
+        if own.engine == "pytorch":
+            return None
         if model_kind(self.folder) == "FrozenTagger":
             return "an LSTM reads its layers"
-        return why_not(self.config, precision)
+        return native.why_not(self.config, own.precision)
 
-    def resolve_precision_for(self, features: Features) -> None:
-        """`resolve_precision` by the head's outputs for some of these rows."""
-        self.resolve_precision(
-            len(features), lambda own, k: self.outputs(features.of_rows(k), processor=own)
+    def _first_able(self, asked: Processor) -> Processor:
+        """The first of those asked for that can read this model; a line says where it is not exact
+        and nobody asked for that. Errors: ValueError if there is none."""
+        reasons = []
+        for own in asked.options():
+            if (reason := self.why_not(own)) is None:
+                if asked.precision == "auto" and own.precision != "float32":
+                    how = f"answers by {own.engine} in {own.precision}"
+                    print(f"{self.folder}: {how}: {reasons[0]}", file=sys.stderr)
+                return own
+            reasons.append(reason)
+        given = {"engine": asked.engine, "precision": asked.precision}
+        flags = [f"`{name}={value!r}`" for name, value in given.items() if value != "auto"]
+        raise ValueError(f"{self.folder}: {', '.join(flags)}: {reasons[0]}")
+
+    def use(self, engine: str, precision: str) -> None:
+        """Compute so from now on. Errors: ValueError where that cannot be done."""
+        asked = replace(self.processor, engine=engine, precision=precision)
+        self._exact = self.processor = self._asked = self._first_able(asked)
+
+    def resolve_for(self, features: Features) -> None:
+        """`resolve` by the head's outputs for some of these rows."""
+        self.resolve(
+            len(features),
+            lambda own, rows: self.outputs(features.of_rows(rows), processor=own),
+            self.task_kind,
         )
 
-    def use_precision(self, precision: str) -> None:
-        """Compute in `precision`, float32, bf16 or int8, from now on.
+    def resolve(
+        self, count: int, compute: Compute, kind: str, layers: Sequence[int] | None = None
+    ) -> None:
+        """Choose engine and precision for good, if the precision is open, by some of `count` rows.
 
-        Errors: ValueError for int8 where our own engine cannot.
+        `kind` and `layers` are what is asked of the model. A line on stderr says the choice.
         """
-        if precision == "int8" and (reason := self.why_not_native(precision)):
-            raise ValueError(f"{self.folder}: `precision='int8'`: {reason}; use float32")
-        self._precision_is_open = False
-        self.processor = replace(self.processor, precision=precision)
-
-    def resolve_precision(self, count: int, compute: Compute) -> None:
-        """Choose the precision for good, if that is open, by some of `count` rows.
-
-        A line on stderr says when it is not float32.
-        """
-        if not self._precision_is_open:
+        asked, self._asked, exact = self._asked, self._exact, self._exact
+        if asked.precision != "auto" or count < FEWEST_ROWS or self.why_not(exact, kind, layers):
             return
-        self._precision_is_open = False
-        precisions = ["bf16"] if self.processor.has_bf16() else []
-        precisions += [] if self.why_not_native("int8") else ["int8"]
-        if trial := quickest(self.processor, count, compute, precisions):
-            self.use_precision(trial.precision)
-            print(
-                f"{self.folder}: answers in {trial.precision}, {trial.gain:.1f}x as fast here and "
-                f"{trial.deviation:.1%} off at most in a sample; float32 precision is exact",
-                file=sys.stderr,
+        others = [
+            own
+            for own in asked.options()
+            if own != exact and self.why_not(own, kind, layers) is None
+            # its float32 was slower than ours wherever both were measured
+            if own.engine != "pytorch" or own.precision == "bf16" and own.has_bf16()
+        ]
+        if others:
+            able = [exact, *others]
+            self.processor = kept_choice(
+                self.folder, able, (kind, layers), lambda: quickest(exact, count, compute, others)
             )
+            # the others' weights go
+            self._models = {k: own for k, own in self._models.items() if k[1] == self.processor}
+            if self.processor.engine != "pytorch":
+                self._torch.clear()
 
     @property
     def task_type(self) -> TaskType:

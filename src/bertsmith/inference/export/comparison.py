@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertsmith.base.terminal import counted
+from bertsmith.inference.engines.exported import Session
 from bertsmith.inference.export.subject import MASK_EVERY, Subject
-from bertsmith.inference.export.targets import Precision, Session
+from bertsmith.inference.export.targets import Precision
 from bertsmith.reports.significance import dev_metrics, paired_bootstrap
 from bertsmith.tasks.features import Features
 
@@ -24,7 +24,7 @@ TIMED_ROWS, TIMED_ONES = 256, 20
 
 @dataclass(frozen=True, repr=False)
 class ExportReport:
-    """An export as it was measured; `export.json` holds the same."""
+    """An export as it was measured; the record beside the file holds the same."""
 
     file: str
     """The main file, in the folder of the export."""
@@ -41,6 +41,8 @@ class ExportReport:
     """The task's, the main one first: "first" of the model, "second" of the export, "difference",
     "interval" of 95%, "p"; as `bertsmith compare` finds them. None: no labels."""
     bytes: int
+    model_sha256: list[str]
+    """Of each file of the model's weights: the file answers for these alone."""
     speed: dict[str, dict[str, float]]
     """Of "model" (our own float32 engine) and "export": "one_ms", the median time of an example by
     itself; "per_second", rows of many. Both with `threads`."""
@@ -195,8 +197,3 @@ def _timed(way: Callable[[Features], Any], rows: Features, ones: Features) -> di
         way(single)
         times.append(time.perf_counter() - begin)
     return {"one_ms": 1000 * float(np.median(times)), "per_second": len(rows) / many}
-
-
-def size_of(file: Path) -> int:
-    """Bytes of a file and of those beside it that belong to it."""
-    return sum(part.stat().st_size for part in file.parent.iterdir())

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bertsmith.base.files import atomic_folder, write_json
+from bertsmith.base.files import TEMPORARY_PREFIX, atomic_folder, sync, write_json
 from bertsmith.base.settings import checked
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import CONFIG_FILE, config_entries, read_stored_config
@@ -22,13 +24,14 @@ from bertsmith.checkpoints.model_folder import (
     model_class,
     whole_tokenizer,
 )
+from bertsmith.inference.engines.exported import Feeds, record_file, size_of, weight_digests
+from bertsmith.inference.engines.processor import ENGINES
 from bertsmith.inference.export.comparison import (
     ExportRefused,
     ExportReport,
     check_report,
     measure,
     measure_speed,
-    size_of,
 )
 from bertsmith.inference.export.graph import onnx_model
 from bertsmith.inference.export.subject import Subject, find_subject
@@ -36,7 +39,6 @@ from bertsmith.inference.export.targets import (
     CALIBRATION_ROWS,
     QUANTIZED,
     TARGETS,
-    Feeds,
     Precision,
     Target,
 )
@@ -46,7 +48,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-REPORT_FILE = "export.json"
 FEED_FORWARD = ".output.dense"  # its inputs, behind GELU, have the largest outliers
 RANKED_ROWS = 16
 ADVICE = {  # for programs that open the file
@@ -59,7 +60,7 @@ ADVICE = {  # for programs that open the file
 @checked()
 def export(
     model: str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     to: Literal["onnx", "openvino"],
     int8: bool = False,
@@ -70,9 +71,11 @@ def export(
     """Write a model for ONNX Runtime or OpenVINO, and compare the files with the model.
 
         bertsmith.export("runs/reviews", "reviews-onnx", to="onnx", int8=True, dev="dev.csv")
+        bertsmith.export("runs/reviews", to="openvino")  # for load(..., engine="openvino")
 
     The new folder `out` has the files where sentence-transformers, optimum and transformers.js look
-    for them, the tokenizer, and the report as `export.json`. `dev` is data of the task, labelled or
+    for them, the report beside them, and the tokenizer; without `out` the model's own folder gets
+    files and report, in place of what was there. `dev` is data of the task, labelled or
     not, of a model without a task a file of texts; a run's own dev set where it is None, else
     random pieces, on which int8 cannot be judged. `max_drop` is the most that the main metric may
     lose (without labels: agreement). int8 that loses more is tried again with products in float.
@@ -83,14 +86,14 @@ def export(
     if int8 and bf16:
         raise ValueError("`int8=True` and `bf16=True`: one of them at most")
     precision: Precision = "int8" if int8 else "bf16" if bf16 else "float32"
-    target, out = TARGETS[to], Path(out)
+    target, out = TARGETS[to], None if out is None else Path(out)
     target.check_installed()
-    if precision not in target.precisions:
+    if precision not in ENGINES[to]:
         raise ValueError(
             f"`{precision}=True`: ONNX Runtime has no {precision} products on a CPU: take int8, or "
             "`to='openvino'`"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: not empty: name a folder that is not there yet")
     predictor = load(model, device="cpu")
     tokenizer = whole_tokenizer(predictor.folder)
@@ -100,11 +103,27 @@ def export(
             f"{predictor.folder}: int8 must be tried on texts: name a file of them, such as "
             "`dev='dev.csv'`"
         )
-    with atomic_folder(out) as temporary:
+    with atomic_folder(out) if out else _into(predictor.folder) as temporary:
         report = _best(subject, target, temporary, precision, max_drop)
-        _write_beside(predictor, tokenizer, temporary)
-        write_json(temporary / REPORT_FILE, report.to_dict())
+        if out:
+            _write_beside(predictor, tokenizer, temporary)
+        write_json(record_file(temporary / report.file), report.to_dict())
     return report
+
+
+@contextmanager
+def _into(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on success its files go into `folder`, the record last."""
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as temporary:
+        yield Path(temporary)
+        files = [file for file in Path(temporary).rglob("*") if file.is_file()]
+        files.sort(key=lambda file: file.suffix == ".json")
+        places = [folder / file.relative_to(temporary) for file in files]
+        places[-1].unlink(missing_ok=True)  # for as long as the files are not whole
+        for file, place in zip(files, places, strict=True):
+            sync(file)
+            place.parent.mkdir(exist_ok=True)
+            os.replace(file, place)
 
 
 def _best(
@@ -112,23 +131,24 @@ def _best(
 ) -> ExportReport:
     """The first attempt that passes. Errors: ExportRefused, the last one's."""
     graph = onnx_model(subject.tensors(), subject.predictor.config, subject.head)
-    path, threads = target.path(folder, precision), subject.predictor.processor.threads
+    path, threads = target.program.path(folder, precision), subject.predictor.processor.threads
     rows: list[Feeds] = []
     if precision == "int8":
-        rows = [feeds for _, feeds in subject.feeds(subject.some_rows(CALIBRATION_ROWS), True)]
+        rows = subject.feeds(subject.some_rows(CALIBRATION_ROWS))
     advice = ADVICE.get(precision) if target.name == "openvino" else None
     refusal = None
     with Progress(f"export to {target.name}"):
         original = subject.original()
         for kept in _attempts(target, graph, precision, rows):
             target.write(graph, path, precision, kept, rows)
-            session = target.open(path, precision, threads)
+            session = target.program.open(path, precision, threads)
             report = ExportReport(
                 file=str(path.relative_to(folder)),
                 format=target.name,
                 precision=precision,
                 **measure(subject, session, original),
                 bytes=size_of(path),
+                model_sha256=weight_digests(subject.predictor.folder),
                 speed=measure_speed(subject, session),
                 threads=threads,
                 kept_in_float=kept,
@@ -181,9 +201,9 @@ def rank_products(target: Target, graph: ModelProto, rows: list[Feeds]) -> list[
     first = len(graph.graph.output)
     lost, whole = (dict.fromkeys((node.name for node in own), 0.0) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
-        path = target.path(Path(folder), "float32")
+        path = target.program.path(Path(folder), "float32")
         target.write(probe, path, "float32")
-        session = target.open(path, "float32", 1)
+        session = target.program.open(path, "float32", 1)
         for feeds in rows:
             states = dict(zip(inputs, session(feeds)[first:], strict=True))
             for node in own:

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bertsmith.base import VERSION
+from bertsmith.inference.engines.exported import Head, input_names
 from bertsmith.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Head = Literal["encoder", "masked-lm", "sequence", "choice", "token", "span"]
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10  # what onnxruntime 1.18 and later read
 MASKED = -1e9  # a score that no softmax sees; bf16 and float32 both hold it
@@ -38,11 +38,6 @@ OUTPUTS = {  # names and dimensions
     "span": {"start_logits": ("batch", "length"), "end_logits": ("batch", "length")},
 }
 POOLING = {"bert": "Tanh", "distilbert": "Relu", "electra": "Gelu"}
-
-
-def input_names(config: ModelConfig) -> list[str]:
-    """DistilBERT has no types of tokens."""
-    return ["input_ids", "attention_mask", *["token_type_ids"] * (config.type_vocab_size > 0)]
 
 
 def onnx_model(tensors: Mapping[str, np.ndarray], config: ModelConfig, head: Head) -> ModelProto:

@@ -7,7 +7,6 @@ Sizes: R rows of T tokens, K outputs, P places of a masked-LM's rows, V pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,27 @@ import torch
 
 from bertsmith.checkpoints.config_json import model_kind
 from bertsmith.checkpoints.tensors import to_hugging_face
+from bertsmith.inference.engines.exported import (
+    HEADS,
+    ExportedModel,
+    Feeds,
+    Head,
+    Session,
+    feeds,
+)
 from bertsmith.inference.engines.runner import ENCODER, LANGUAGE_MODEL
 from bertsmith.inference.evaluation import find_evaluation_files
-from bertsmith.inference.export.graph import Head, input_names
-from bertsmith.inference.export.targets import Feeds, Session
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts
-from bertsmith.tasks.features import Features, token_budget_batches
+from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import text_features
 from bertsmith.text.readers.tables import file_suffix
-from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.finetuning.task_types.base import DEV_RATIO, DEV_SEED
 
-HEADS: dict[str, Head] = {
-    "PreTrainingModel": "masked-lm",
-    "SequenceClassifier": "sequence",
-    "OptionScorer": "choice",
-    "TokenClassifier": "token",
-    "SpanPredictor": "span",
-}  # all else is a bare encoder
-PER_TOKEN = ("encoder", "masked-lm", "token", "span")
 MOST_TEXTS = 256  # of a model without a task, whose outputs are the largest
 MASK_EVERY = 7
 RANDOM_ROWS, RANDOM_LENGTH = 32, 64
-BATCH_TOKENS = 1024  # with padding
 
 
 @dataclass(frozen=True)
@@ -86,39 +81,13 @@ class Subject:
 
     def outputs(self, session: Session, rows: Features | None = None) -> np.ndarray:
         """The same of exported files."""
-        rows, found, taken = rows or self.rows, [], []
-        for batch, feeds in self.feeds(rows):
-            outputs = session(feeds)
-            made = np.stack(outputs, axis=-1) if self.head == "span" else outputs[0]
-            if self.head not in PER_TOKEN:
-                found.append(made.reshape(len(batch), -1))
-                taken.append(batch)
-                continue
-            tokens = concatenated_ranges(rows.boundaries[batch], rows.lengths[batch])
-            made = made[feeds["attention_mask"].astype(bool)]
-            if self.places is not None:
-                is_asked = np.isin(tokens, self.places)
-                tokens, made = tokens[is_asked], made[is_asked]
-            found.append(made)
-            taken.append(tokens)
-        return np.concatenate(found)[np.argsort(np.concatenate(taken))]
+        model = ExportedModel(session, self.head, self.predictor.config)
+        return model.outputs(rows or self.rows, places=self.places)
 
-    def feeds(self, rows: Features, one_by_one: bool = False) -> Iterator[tuple[np.ndarray, Feeds]]:
-        """(Numbers of rows, what the graph reads of them), long rows first, or each by itself."""
-        batches = token_budget_batches(rows.lengths, BATCH_TOKENS)
-        if one_by_one:
-            batches = list(np.arange(len(rows))[:, None])
-        pad_id = self.predictor.tokenizer.vocabulary.pad_id
-        for batch in batches:
-            ids, types, lengths = rows.padded(batch, pad_id)
-            mask = np.arange(ids.shape[1]) < lengths[:, None]
-            every = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-            feeds = {
-                name: every[name].astype(np.int64) for name in input_names(self.predictor.config)
-            }
-            if self.head == "choice":  # examples of one option
-                feeds = {name: array[:, None] for name, array in feeds.items()}
-            yield batch, feeds
+    def feeds(self, rows: Features) -> list[Feeds]:
+        """What the graph reads of each row by itself."""
+        config = self.predictor.config
+        return [feeds(rows, number, self.head, config) for number in np.arange(len(rows))[:, None]]
 
     def some_rows(self, most: int) -> Features:
         """Rows from all over the data."""

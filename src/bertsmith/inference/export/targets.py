@@ -1,7 +1,4 @@
-"""The programs that a model is exported to: each writes its files and opens them again.
-
-A session takes arrays by the names of `input_names` and gives the graph's outputs in their order.
-"""
+"""The programs that a model is exported to: each writes files, which engines/exported.py opens."""
 
 # pyright: reportMissingImports=false
 # the packages are extras
@@ -11,20 +8,18 @@ from __future__ import annotations
 import io
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
+from bertsmith.inference.engines.exported import PROGRAMS, Feeds, Program
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 Precision = Literal["float32", "int8", "bf16"]
-Feeds = Mapping[str, np.ndarray]
-Session = Callable[[Feeds], list[np.ndarray]]
 CALIBRATION_ROWS = 300
 QUANTIZED = "bert.encoder.layer."  # heads are small, and stay in float
 
@@ -34,7 +29,7 @@ class Target(ABC):
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
-    precisions: ClassVar[tuple[Precision, ...]]
+    program: ClassVar[Program]  # opens the files again
 
     def check_installed(self) -> None:
         """Errors: ModuleNotFoundError that names the extra."""
@@ -44,10 +39,6 @@ class Target(ABC):
                     f"{package} is not installed: pip install 'bertsmith[{self.name}]'",
                     name=package,
                 )
-
-    @abstractmethod
-    def path(self, folder: Path, precision: Precision) -> Path:
-        """The main file, where other programs look for it in a model folder."""
 
     @abstractmethod
     def write(
@@ -60,22 +51,13 @@ class Target(ABC):
     ) -> None:
         """Write the files; `rows` calibrate int8, where that needs it."""
 
-    @abstractmethod
-    def open(self, path: Path, precision: Precision, threads: int) -> Session:
-        """Read the file and make it ready to answer."""
-
 
 class Onnx(Target):
     """ONNX Runtime, and transformers.js, which has it in the browser."""
 
     name = "onnx"
     packages = ("onnx", "onnxruntime")
-    precisions = ("float32", "int8")
-
-    def path(self, folder: Path, precision: Precision) -> Path:
-        # optimum and transformers.js (dtype q8) call it so
-        name = "model_quantized.onnx" if precision == "int8" else "model.onnx"
-        return folder / "onnx" / name
+    program = PROGRAMS["onnx"]
 
     def write(
         self,
@@ -102,25 +84,13 @@ class Onnx(Target):
                 extra_options={"MatMulConstBOnly": True},
             )
 
-    def open(self, path: Path, precision: Precision, threads: int) -> Session:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return lambda feeds: list(session.run(None, dict(feeds)))
-
 
 class OpenVino(Target):
     """OpenVINO, Intel's, on a CPU."""
 
     name = "openvino"
     packages = ("onnx", "openvino", "nncf")
-    precisions = ("float32", "int8", "bf16")
-
-    def path(self, folder: Path, precision: Precision) -> Path:
-        return folder / "openvino" / "openvino_model.xml"
+    program = PROGRAMS["openvino"]
 
     def write(
         self,
@@ -152,19 +122,6 @@ class OpenVino(Target):
                 )
         # bf16 is how a processor multiplies, not a file's: 16 bits hold the weights in both
         openvino.save_model(converted, path, compress_to_fp16=precision == "bf16")
-
-    def open(self, path: Path, precision: Precision, threads: int) -> Session:
-        import openvino
-
-        hint = "bf16" if precision == "bf16" else "f32"  # else bf16 wherever the processor has it
-        settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
-        compiled = openvino.Core().compile_model(path, "CPU", settings)
-
-        def run(feeds: Feeds) -> list[np.ndarray]:
-            found = compiled(dict(feeds))
-            return [found[number] for number in range(len(compiled.outputs))]
-
-        return run
 
 
 TARGETS: dict[str, Target] = {target.name: target for target in (Onnx(), OpenVino())}
