@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -144,4 +143,4 @@ def test_what_a_killed_process_had_is_computed_again(tmp_path, monkeypatch):
         message = r"the Ray cluster failed \(WorkerCrashedError\): run again"
         with pytest.raises(OSError, match=message):
             list(map_in_order(squared, numbered(99), "CPU"))  # every process dies of it
-    assert not ray.is_initialized() and Path(tmp_path).exists()
+    assert not ray.is_initialized()
