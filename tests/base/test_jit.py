@@ -95,6 +95,23 @@ def test_a_constant_of_another_file_is_noticed(tmp_path):
         assert run(tmp_path / "cache", "import caller", tmp_path)[0] == expected
 
 
+def test_an_overload_of_another_file_is_noticed(tmp_path):
+    package, cache = tmp_path / "bertsmith", tmp_path / "cache"
+    shutil.copytree(Path(jit.__file__).parent, package / "base")
+    (package / "__init__.py").touch()
+    write(package / "kernel.py", "from bertsmith.rates import rate\n" + plus("rate()", 2))
+    overloaded = """
+from numba.extending import overload
+def rate(): pass
+@overload(rate)
+def _rate():
+    return lambda: NUMBER
+"""
+    for number in (3, 4, 3):
+        write(package / "rates.py", overloaded.replace("NUMBER", str(number)))
+        assert run(cache, "from bertsmith import kernel", tmp_path)[0] == f"{number + 2}\n"
+
+
 def test_a_full_disk_keeps_nothing_from_working(tmp_path):
     full = """
 import numba.core.caching as caching

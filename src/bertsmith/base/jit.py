@@ -10,7 +10,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,17 +69,25 @@ def compiled(function: Callable, fastmath: Collection[str] = ()) -> Any:
 
 
 def _surroundings(function: Callable) -> str:
-    """The constants of the function's module, and the stamps of compiled functions it imports.
+    """The constants of the function's module, the stamps of compiled functions it imports, and the
+    files of other functions of ours, which may be overloads or emit code.
 
     Numba only notices a change of the function's own file, but those are in its code as well.
     """
-    values = {
-        name: getattr(value, "stamp", value)
-        for name, value in function.__globals__.items()
-        if isinstance(value, int | float | np.generic) or hasattr(value, "stamp")
-    }
+    values = {}
+    for name, value in function.__globals__.items():
+        module = str(getattr(value, "__module__", None))
+        if isinstance(value, int | float | np.generic) or hasattr(value, "stamp"):
+            values[name] = getattr(value, "stamp", value)
+        elif callable(value) and module.startswith("bertsmith.") and module in sys.modules:
+            values[name] = _source(module)
     # a digest: stamps hold stamps, and their texts would double with every level
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
+
+
+@cache
+def _source(module: str) -> str:
+    return hashlib.sha256(Path(str(sys.modules[module].__file__)).read_bytes()).hexdigest()
 
 
 def _save(file: Any, key: Any, code: Any) -> None:

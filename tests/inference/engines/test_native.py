@@ -20,6 +20,8 @@ from bertsmith.tasks.features import Features
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import head_outputs, states_at
 
+from ...tiny import python
+
 CONFIG = ModelConfig(300, 64, 3, 2, 128, max_positions=160)
 CPU = Engine(torch.device("cpu"), "float32", 1)
 INTEGERS = [
@@ -87,6 +89,27 @@ def test_a_text_has_the_same_bits_alone_and_in_any_company(precision):
     assert (two.outputs(texts.of_rows(order)) == expected[order]).all()
     for row in range(0, len(texts), 7):
         assert (one.outputs(texts.of_rows(np.array([row]))) == expected[row]).all()
+
+
+ANSWER = """
+import hashlib, numpy as np
+from tests.inference.engines.test_native import NativeModel, PreTrainingModel, made, some_texts
+from bertsmith.model.config import ModelConfig
+config = ModelConfig(300, 384, 2, 6, 768, max_positions=160)
+tensors, texts = made(PreTrainingModel, config)[1], some_texts()
+for precision in ("float32", "int8"):
+    model = NativeModel.make(tensors, config, precision, 2)
+    found = [model.run(texts, model.token_states)]
+    found += [row for _, row in model.log_probabilities(texts, texts.boundaries[:-1])]
+    print(hashlib.sha256(b"".join(map(np.ndarray.tobytes, found))).hexdigest())
+"""
+
+
+@pytest.mark.slow  # it compiles
+def test_a_process_that_compiles_answers_with_the_bits_of_those_that_find_the_code(tmp_path):
+    ran = [python(ANSWER, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert ran[0].code == 0 and "compiling" in ran[0].err and "compiling" not in ran[1].err
+    assert ran[0].out == ran[1].out
 
 
 def test_the_states_of_all_layers_are_pytorchs():

@@ -1,4 +1,4 @@
-"""Softmax and the end of a product in vectors of 16, beside NumPy in float64."""
+"""Softmax, LayerNorm and products in vectors of 16, beside NumPy and PyTorch in float64."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from bertsmith.model.kernels.vector_rows import (
     PLAIN,
     RESIDUAL,
     finish,
+    normalize_row,
+    scalar_product,
     softmax_row,
 )
 
@@ -19,6 +21,17 @@ from bertsmith.model.kernels.vector_rows import (
 @njit
 def softmaxed(row, length, scale):
     softmax_row(address(row, 0), length, scale)
+
+
+@njit
+def normalized(row, norm, eps):
+    size = len(row)
+    normalize_row(address(row, 0), address(norm, 0), address(norm, size), size, eps)
+
+
+@njit
+def product_of(a, b):
+    return scalar_product(address(a, 0), address(b, 0), len(a))
 
 
 @njit
@@ -46,6 +59,27 @@ def test_softmax_of_any_length(length, scale):
     # the exponential is right to 4e-6
     np.testing.assert_allclose(row[:length], expected / expected.sum(), rtol=2e-5, atol=1e-30)
     assert not row[length:].any()
+
+
+@pytest.mark.parametrize("size", [32, 96, 1024])
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_layer_norm(size, mean):
+    random = np.random.default_rng(size)
+    row = random.normal(mean, 3, size).astype(np.float32)
+    norm = random.normal(size=(2, size)).astype(np.float32)
+    x = torch.tensor(row, dtype=torch.float64)
+    weight, bias = torch.tensor(norm, dtype=torch.float64)
+    expected = torch.nn.functional.layer_norm(x, (size,), weight, bias, eps=1e-12)
+    normalized(row, norm, np.float32(1e-12))
+    # a mean of 100 is known to 4e-6 in float32, on numbers that spread by 3
+    np.testing.assert_allclose(row, expected, atol=2e-5 if mean else 3e-6)
+
+
+@pytest.mark.parametrize("size", [32, 96, 1024])
+def test_scalar_product(size):
+    a, b = np.random.default_rng(size).normal(size=(2, size)).astype(np.float32)
+    expected = a.astype(np.float64) @ b
+    assert abs(product_of(a, b) - expected) < 1e-6 * np.abs(a * b).sum()
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])

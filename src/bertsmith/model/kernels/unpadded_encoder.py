@@ -7,7 +7,8 @@ each column of a weight by its own, w = column_scale r, r from -127 to 127, so t
 
 with q r summed exactly in integers. Bias, GELU, residual and LayerNorm follow in the same pass over
 32 rows, and the next row's range with them. In float32 the same loops run with scale 1 and low 0.
-A text's answer depends on that text alone: the same bits in any company.
+A text's answer depends on that text alone: the same bits in any company, and in every process,
+as nothing here lets LLVM choose the order of a sum.
 
 Letters: T tokens of all texts, Q rows that are read, H hidden size, F intermediate size, D head
 size, N columns, V pieces, L layers.
@@ -21,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
+from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.blocks import COLUMNS, GROUP, ROWS, address, begin, block, end
 from bertsmith.model.kernels.numbers import (
     bits_to_float,
     float_to_bits,
-    vectorized,
 )
 from bertsmith.model.kernels.vector_rows import (
     GELU,
@@ -33,6 +34,8 @@ from bertsmith.model.kernels.vector_rows import (
     PLAIN,
     RESIDUAL,
     finish,
+    normalize_row,
+    scalar_product,
     softmax_row,
 )
 
@@ -121,24 +124,14 @@ def _quantize_row(line, row):
     return quantized
 
 
-@vectorized
+@compiled
 def normalize(line, norm, eps):
-    """LayerNorm of one row, in place."""
-    columns = np.float32(len(line))
-    total = np.float32(0)
-    for column in range(len(line)):
-        total += line[column]
-    mean = total / columns
-    squares = np.float32(0)
-    for column in range(len(line)):
-        squares += (line[column] - mean) * (line[column] - mean)
-    scale = np.float32(1) / np.sqrt(squares / columns + eps)
-    weight, bias = norm[0], norm[1]
-    for column in range(len(line)):
-        line[column] = (line[column] - mean) * scale * weight[column] + bias[column]
+    """LayerNorm of one row, in place; `norm` [2, H]."""
+    size = len(line)
+    normalize_row(address(line, 0), address(norm, 0), address(norm, size), size, eps)
 
 
-@vectorized
+@compiled
 def product(rows, ranges, first, count, linear, layer, ending, target, start, sums):
     """`count` <= 32 rows from `first` on times a layer's matrix, into `target` from `start` on.
 
@@ -169,7 +162,7 @@ def product(rows, ranges, first, count, linear, layer, ending, target, start, su
                 finish(sums, own, row_scale, low, vectors, place, PLAIN)
 
 
-@vectorized
+@compiled
 def attention(query, reads, key_value, starts, heads, context):
     """softmax(q k^T / sqrt(D)) v of each text: context [Q, H] of queries [Q, H].
 
@@ -207,7 +200,7 @@ def attention(query, reads, key_value, starts, heads, context):
                     block(FLOATS, p, 4 * width, v, 8 * size, c, 4 * size, length, count)
 
 
-@vectorized
+@compiled
 def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, states):
     """Last hidden states, float32 [Q, H], of the tokens `rows` (ascending) of all texts.
 
@@ -273,7 +266,7 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
     return x[:queries]
 
 
-@vectorized
+@compiled
 def dense(x, linear, ending, outputs):
     """outputs [R, N] = x [R, K] W^T + bias in float32, R a multiple of 32; see `product`."""
     ranges, sums = np.ones((2, len(x)), np.float32), np.empty((ROWS, COLUMNS), np.float32)
@@ -281,13 +274,11 @@ def dense(x, linear, ending, outputs):
         product(x, ranges, first, ROWS, linear, 0, ending, outputs, first, sums)
 
 
-@vectorized
+@compiled
 def token_logits(x, tokens, bias, logits):
     """logits [R, V] = x [R, H] tokens^T + bias, each row by itself; the table is read once."""
     for piece in range(len(tokens)):
         row = tokens[piece]
         for r in range(len(x)):
-            line, total = x[r], np.float32(0)
-            for column in range(len(row)):
-                total += line[column] * row[column]
+            total = scalar_product(address(x[r], 0), address(row, 0), len(row))
             logits[r, piece] = total + bias[piece]

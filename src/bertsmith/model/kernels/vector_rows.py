@@ -1,6 +1,8 @@
-"""Rows of numbers in vectors of 16, written in LLVM's own code: softmax, the end of a product.
+"""Rows of numbers in vectors of 16, written in LLVM's own code. No torch.
 
-The end of a product with GELU takes half as long as in a compiled loop over 32 numbers. No torch.
+Softmax, LayerNorm, a scalar product, the end of a product of blocks; that with GELU takes half as
+long as in a compiled loop over 32 numbers. Sums are taken in an order that is written here: LLVM
+may be free to choose none, or the same function would give other bits in another place.
 """
 
 from __future__ import annotations
@@ -57,6 +59,80 @@ def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
     return power
 
 
+def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
+    """`add`(total, numbers, chunk's number) over all chunks; the total of 16, from 0."""
+    total = cgutils.alloca_once_value(builder, _constants(0))
+    builder.store(_constants(0), total)
+    with cgutils.for_range(builder, chunks) as loop:
+        numbers = builder.load(_place(builder, start, loop.index), align=1)
+        builder.store(add(builder.load(total), numbers, loop.index), total)
+    return _lanes(builder, builder.load(total))
+
+
+def _lanes(builder: Any, vector: Any) -> Any:
+    """The sum of 16 numbers, by halves."""
+    half = LANES // 2
+    while half:
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        parts = (
+            builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(INT, half), own))
+            for own in (list(range(half)), list(range(half, 2 * half)))
+        )
+        vector, half = builder.fadd(*parts), half // 2
+    return builder.extract_element(vector, ir.Constant(INT, 0))
+
+
+@emitted
+def normalize_row(context, row, weight, bias, length, eps):
+    """LayerNorm of `length` numbers at an address, a multiple of 16, in place."""
+
+    def code(context, builder, signature, arguments):
+        row, weight, bias, length, eps = arguments
+        chunks, count = builder.sdiv(length, int64(LANES)), builder.sitofp(length, FLOAT)
+        total = _sum(builder, row, chunks, lambda total, x, _: builder.fadd(total, x))
+        mean = _spread(builder, builder.fdiv(total, count))
+
+        def add_square(total: Any, x: Any, _: Any) -> Any:
+            x = builder.fsub(x, mean)
+            return _fma(builder, x, x, total)
+
+        variance = builder.fdiv(_sum(builder, row, chunks, add_square), count)
+        root = declared(builder.module, "llvm.sqrt.f32", FLOAT, [FLOAT])
+        deviation = builder.call(root, [builder.fadd(variance, eps)])
+        scale = _spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
+        with cgutils.for_range(builder, chunks) as loop:
+            place = _place(builder, row, loop.index)
+            x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
+            w, b = (
+                builder.load(_place(builder, start, loop.index), align=1)
+                for start in (weight, bias)
+            )
+            builder.store(_fma(builder, x, w, b), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, ADDRESS, ADDRESS, types.int64, types.float32), code
+
+
+@emitted
+def scalar_product(context, a, b, length):
+    """The sum of the products of `length` numbers at two addresses, a multiple of 32."""
+
+    def code(context, builder, signature, arguments):
+        a, b, length = arguments
+        pairs = builder.sdiv(length, int64(2 * LANES))
+        totals = [cgutils.alloca_once_value(builder, _constants(0)) for _ in "ab"]
+        for total in totals:
+            builder.store(_constants(0), total)
+        with cgutils.for_range(builder, pairs) as loop:
+            for half, total in enumerate(totals):  # two sums, so that neither waits for the other
+                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+                x, y = (builder.load(_place(builder, start, chunk), align=1) for start in (a, b))
+                builder.store(_fma(builder, x, y, builder.load(total)), total)
+        return _lanes(builder, builder.fadd(*map(builder.load, totals)))
+
+    return types.float32(ADDRESS, ADDRESS, types.int64), code
+
+
 @emitted
 def softmax_row(context, row, length, scale):
     """softmax(scale x) of `length` numbers at an address, in place.
@@ -109,9 +185,7 @@ def softmax_row(context, row, length, scale):
             power = builder.select(outside(loop.index), zero, power)
             builder.store(power, place, align=1)
             builder.store(builder.fadd(builder.load(total), power), total)
-        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-        add = declared(builder.module, name, FLOAT, [FLOAT, VECTOR])
-        sum_ = builder.call(add, [ir.Constant(FLOAT, 0), builder.load(total)])
+        sum_ = _lanes(builder, builder.load(total))
         share = _spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), sum_))
         with cgutils.for_range(builder, chunks) as loop:
             place = _place(builder, row, loop.index)
