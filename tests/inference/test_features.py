@@ -208,14 +208,25 @@ def test_layers_that_are_not_there(layers, message):
         parse_layers(layers, 12)
 
 
+@pytest.mark.parametrize("align", ["first", "mean", "pieces"])
+def test_of_a_word_longer_than_a_row_the_first_pieces_are_read(tmp_path, folder, capsys, align):
+    long, fits = "cat" + "s" * 40, "cat" + "s" * 29  # 41 pieces, and the 30 of a row
+    texts = [
+        write(tmp_path / name, [f"the {word} sat"])
+        for name, word in (("long.txt", long), ("fits.txt", fits))
+    ]
+    found, expected = (extracted(folder, text, tmp_path / text.stem, align=align) for text in texts)
+    assert found.words == [["the", long, "sat"]]
+    assert np.array_equal(found.vectors, expected.vectors)
+    note = "1 of 3 words have more than 30 pieces and lose their end"
+    assert capsys.readouterr().err.count(note) == 1
+
+
 def test_what_extraction_refuses(tmp_path, folder, text_file):
     with pytest.raises(ValueError, match="`pool='max'`: known are none, sum, concatenate"):
         Extraction(bertsmith.load(folder).config, pool="max")
     with pytest.raises(ValueError, match="`max_length=64`: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)
-    word = write(tmp_path / "word.txt", "the " + "cats" + "s" * 40)
-    with pytest.raises(ValueError, match="word.txt:1: the word 'catsss.* pieces"):
-        extracted(folder, word, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

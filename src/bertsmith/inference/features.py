@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,14 +105,19 @@ def word_vectors(
     `allocate` gives the array [R, ...] that is filled, in float32 or float16. Returns it,
     boundaries int64 [N + 1] and, where a row is a piece, the number of its word, int32 [R].
 
-    Errors: ValueError for a word that does not fit a row, a value that does not fit float16.
+    Of a word that is longer than a row the first pieces are read; a line on stderr says so.
+
+    Errors: ValueError for a value that does not fit float16.
     """
     tokenizer, align, pool = model.tokenizer, extraction.align, extraction.pool
     features = featurize_sentences(tokenizer, sentences, None, extraction.encoding)
+    if note := features.long_note(extraction.encoding):
+        print(note, file=sys.stderr)
     sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
     if align != "first":
         encoded = tokenizer.encode_batch(sentences.words, offsets=False)
-        sizes = np.maximum(np.diff(encoded.boundaries), 1)  # a word without a piece is [UNK]
+        # a word without a piece is [UNK]
+        sizes = np.diff(encoded.boundaries).clip(1, extraction.encoding.max_length - 2)
     first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
     positions = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
     words = np.repeat(np.arange(len(sizes)), sizes)  # [P]

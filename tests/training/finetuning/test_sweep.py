@@ -241,7 +241,7 @@ def test_without_optuna_the_extra_is_named(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ModuleNotFoundError, match="pip install 'bertsmith") as refusal:
         open_study(store)
-    assert one_line(refusal.value) == "Optuna is not installed: pip install 'bertsmith[train]'"
+    assert one_line(refusal.value) == "a sweep needs Optuna: pip install 'bertsmith[train]'"
 
 
 # --- the trainings of a sweep ------------------------------------------------------------------
