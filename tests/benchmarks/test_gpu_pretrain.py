@@ -15,7 +15,7 @@ from bertsmith.training.engine import choose_engine
 from .conftest import BENCHMARKS
 
 OTHERS = (
-    "tyro", "rich", "pyarrow", "sklearn", "scipy", "matplotlib", "optuna", "huggingface_hub",
+    "rich", "pyarrow", "sklearn", "scipy", "matplotlib", "optuna", "huggingface_hub",
 )  # fmt: skip
 REHEARSAL = """
 import runpy, sys

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from tyro.conf import Positional
 
-from bertsmith.base.settings import Advanced, Alias, Metavar
+from bertsmith.base.settings import Advanced, Alias, Metavar, Positional
 from bertsmith.cli.flags import as_flags, flags_in_errors, group_values, help_text, read_command
 from bertsmith.cli.inspect import Quickstart
 from bertsmith.cli.main import COMMANDS, ERRORS, class_name, main

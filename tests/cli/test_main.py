@@ -20,9 +20,9 @@ SOURCE = '''from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import tyro
+from bertsmith.base.settings import Positional
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Vocab:
       bertsmith vocab books/ --out v --size 30522
     """
 
-    inputs: tyro.conf.Positional[list[Path]]
+    inputs: Annotated[list[Path], Positional]
     """Text files or folders."""
     out: Path
     """Folder to write."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import tyro
-
-from bertsmith.base.settings import Count, Metavar
+from bertsmith.base.settings import Count, Metavar, Positional
 from bertsmith.corpus.build.settings import BuildSettings, WorkSettings
 
 SMALL = 64 << 20  # bytes on disk
@@ -33,7 +31,7 @@ class Corpus(BuildSettings):
     was interrupted goes on where it was when the same command is given again.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
@@ -118,7 +116,7 @@ class CorpusAppend(WorkSettings):
       bertsmith corpus append news-may.txt --exclude known.jsonl --store store
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
@@ -173,7 +171,7 @@ class CorpusVerify:
     block when it first reads it; this command reads all of them beforehand.
     """
 
-    store: Annotated[str, tyro.conf.Positional, Metavar("STORE")]
+    store: Annotated[str, Positional, Metavar("STORE")]
     """Token store made by `bertsmith corpus`: a folder or a URL."""
     json: bool = False
     """Print one JSON object."""
@@ -212,9 +210,9 @@ class CorpusPublish:
     copy.
     """
 
-    store: Annotated[str, tyro.conf.Positional, Metavar("STORE")]
+    store: Annotated[str, Positional, Metavar("STORE")]
     """Folder of a store made by `bertsmith corpus`."""
-    url: Annotated[str, tyro.conf.Positional, Metavar("URL")]
+    url: Annotated[str, Positional, Metavar("URL")]
     """Where to: s3://bucket/name, gs://..., or what else fsspec knows."""
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
-from bertsmith.base.settings import Count, Metavar, Positive
+from bertsmith.base.settings import Count, Metavar, Positional, Positive
 from bertsmith.cli.flags import TextInput
 
 
@@ -26,7 +24,7 @@ class CorpusReport(TextInput):
     were read. What a vocabulary does to the text is for `bertsmith vocab report`.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     exact: bool = False
     """Look for equal documents only, for which rensa is not needed."""
@@ -125,7 +123,7 @@ class CorpusDedup(TextInput):
     it is of new text, before `corpus append`, and what is like older text is listed as well.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     out: Path
     """File to write the list to."""
@@ -205,7 +203,7 @@ class CorpusContamination:
     whatever the punctuation and line breaks. Shorter texts cannot be checked; they are counted.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files or folders as `bertsmith corpus` reads them, or URLs."""
     tasks: list[Path]
     """Files of evaluation sets: json, jsonl, csv, tsv, txt, or CoNLL columns."""

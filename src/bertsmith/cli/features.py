@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 import bertsmith
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Hidden, Metavar, Positional
 from bertsmith.base.terminal import Progress
 from bertsmith.cli.flags import Answering, BulkAnswering, group_values
 from bertsmith.cli.outputs import (
@@ -50,7 +48,7 @@ class Embed(BulkAnswering):
     goes on.
     """
 
-    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
+    input: Annotated[str, Positional, Metavar("INPUT")]
     """File with the texts; - for standard input, a text a line."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -276,7 +274,7 @@ class Search(Answering):
     give the .npy.
     """
 
-    query: Annotated[str | None, tyro.conf.Positional, Metavar("QUERY")] = None
+    query: Annotated[str | None, Positional, Metavar("QUERY")] = None
     """The text to search for; or give --queries."""
     vectors: Path
     """.npy (float32 or float16, a row a text), or a folder of them, in the order of their names."""
@@ -365,7 +363,7 @@ class Features(Answering):
     it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
     """
 
-    input: Annotated[Path, tyro.conf.Positional, Metavar("INPUT")]
+    input: Annotated[Path, Positional, Metavar("INPUT")]
     """File with the texts or words."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -441,7 +439,7 @@ class FeaturesNer(FrozenSettings):
     """Which rows of the table."""
     seeds: str = "1"
     """Seeds, such as 1,2,3 or 1..5."""
-    given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+    given: Annotated[tuple[str, ...], Hidden] = ()
 
 
 def run_features_ner(settings: FeaturesNer) -> None:

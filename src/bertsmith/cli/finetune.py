@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from tyro.conf import Positional, Suppress
-
+from bertsmith.base.settings import Hidden, Positional
 from bertsmith.base.terminal import MANY_CASES, counted
 from bertsmith.cli.outputs import after_finetuning, check_folder
 from bertsmith.training.finetuning.request import (
@@ -42,8 +42,8 @@ class Finetune(Request):
 
     common = ("seeds", "epochs", "dev", "from_scratch")
 
-    task: Positional[str]
-    given: Suppress[tuple[str, ...]] = ()
+    task: Annotated[str, Positional]
+    given: Annotated[tuple[str, ...], Hidden] = ()
 
     @classmethod
     def check_first(cls, words: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The flags of a command: read from its dataclass by tyro, explained by `--help`.
+"""The flags of a command: read into its dataclass, explained by `--help`.
 
 A command is a frozen dataclass. Its fields are its flags and their docstrings the help; the
 dataclasses it inherits from are groups of flags, each a block of the help. What it may say besides:
@@ -19,12 +19,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import io
 import itertools
 import re
 import shutil
 import textwrap
 import typing
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,7 +33,9 @@ import bertsmith
 from bertsmith.base.settings import (
     Advanced,
     Alias,
+    Hidden,
     Metavar,
+    Positional,
     check_bounds,
     expected,
     nearest,
@@ -121,6 +123,11 @@ class Flag:
         return self.default is dataclasses.MISSING
 
     @property
+    def several(self) -> Any:
+        """The type of a list or tuple that takes any number of values, else None."""
+        return next((o for o in options(self.hint) if typing.get_origin(o) in (list, tuple)), None)
+
+    @property
     def usage(self) -> str:
         return self.flag if self.is_positional else f"{self.flag} {self.value}".rstrip()
 
@@ -128,8 +135,6 @@ class Flag:
 @functools.cache
 def command_flags(command: type) -> tuple[Flag, ...]:
     """All flags of a command, its own first, then those of its groups."""
-    import tyro
-
     hints = typing.get_type_hints(command, include_extras=True)
     groups = [base for base in command.__mro__ if dataclasses.is_dataclass(base)]
     about, titles, found = {}, {}, []
@@ -139,10 +144,10 @@ def command_flags(command: type) -> tuple[Flag, ...]:
         titles = dict.fromkeys(own, _title(base, command)) | titles
     for field in dataclasses.fields(command):
         markers = getattr(hints[field.name], "__metadata__", ())
-        if tyro.conf.Suppress in markers:
+        if Hidden in markers:
             continue
         hint = typing.get_args(hints[field.name])[0] if markers else hints[field.name]
-        is_positional = tyro.conf.Positional in markers
+        is_positional = Positional in markers
         metavar = next((str(mark) for mark in markers if isinstance(mark, Metavar)), None)
         name = field.name.replace("_", "-")
         default = field.default
@@ -173,8 +178,6 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
     Errors: ValueError in one line for an unknown flag, a missing argument or a value of a wrong
     kind.
     """
-    import tyro
-
     check_first = getattr(command, "check_first", lambda words: None)
     if asked := {"-h", "--help", "--help-all"} & set(words):
         print(help_text(command, name, words, everything="--help-all" in asked))
@@ -183,16 +186,8 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
         raise ValueError("an argument is empty: is a variable of the shell unset?")
     check_first(words)
     words, given = _known_flags(command, words)
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            filled = tyro.cli(command, args=words, config=(tyro.conf.FlagCreatePairsOff,))
-    except SystemExit:
-        raise ValueError(_explained(box.getvalue(), command, words)) from None
+    filled = command(**_values(command, words))
     check_bounds(filled)
-    for flag in command_flags(command):
-        if flag.is_required and getattr(filled, flag.field) == []:
-            raise ValueError(f"missing argument: {flag.flag}")
     if hasattr(filled, "given"):
         filled = dataclasses.replace(filled, given=given)  # type: ignore[type-var]
     return filled
@@ -273,30 +268,71 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
     return spelled, tuple(given)
 
 
-def _explained(box: str, command: type, words: Sequence[str]) -> str:
-    """One line for an error that tyro drew as a box: the flag, the value, what is wanted."""
-    rows = [row.strip("│ ") for row in box.splitlines()]
-    start = 1 if rows[1].strip("-") else 2  # a terminal without box characters rules off the title
-    message = " ".join(itertools.takewhile(lambda row: row.strip("─-╰╯"), rows[start:]))
-    flags = command_flags(command)
-    if over := re.fullmatch("Unrecognized options: (.+)", message):
-        hint = nearest(over[1], [flag.flag for flag in flags if not flag.is_positional])
-        taken = " ".join(flag.flag for flag in flags if flag.is_positional) or "flags alone"
+def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
+    """The values of the fields that the words give.
+
+    Errors: ValueError for one that does not fit its field, is missing, or belongs to none.
+    """
+    flags = {flag.flag: flag for flag in command_flags(command) if not flag.is_positional}
+    positional = [flag for flag in command_flags(command) if flag.is_positional]
+    found, loose, left = {}, [], deque(words)
+    while left:
+        name, equals, value = left.popleft().partition("=")
+        if (flag := flags.get(name)) is None:
+            loose.append(name + equals + value)
+        elif isinstance(flag.default, bool):
+            if equals:
+                raise ValueError(f"{name} is a switch: leave '={value}' out")
+            found[flag.field] = not flag.default
+        else:
+            own = [value] if equals else []
+            most = len(left) if flag.several else 1
+            while left and len(own) < most and left[0].partition("=")[0] not in flags:
+                own.append(left.popleft())
+            found[flag.field] = _value_of(flag, own)
+    for number, flag in enumerate(positional):
+        count = len(loose) - len(positional) + number + 1 if flag.several else 1
+        own, loose = loose[: max(count, 0)], loose[max(count, 0) :]
+        if own:
+            found[flag.field] = _value_of(flag, own)
+    if loose:
+        hint = nearest(unexpected := ", ".join(loose), flags)
+        taken = " ".join(flag.flag for flag in positional) or "flags alone"
         hint = hint if hint.startswith("did you mean") else f"this command takes {taken}"
-        return f"unexpected argument '{over[1]}': {hint}"
-    if message.startswith("Missing from "):
-        return f"missing argument: {' '.join(f.flag for f in flags if f.is_positional)}"
-    named = re.search(r"(?:Error parsing |for argument '?)(--[a-z-]+|[A-Z.]+)", message)
-    flag = next((f for f in flags if named and f.flag == named[1]), None)
-    if flag is None:
-        prefix = f"Error parsing {command.__name__}: "  # the dataclass itself refused its values
-        return message.removeprefix(prefix).replace("from  ", "")
-    if "Missing value" in message:
-        return f"{flag.flag} has no value: give {expected(flag.hint)}"
-    value = re.search(
-        r"(?:from \[|literal for int\(\) .*: |to float: |invalid choice )'([^']*)'", message
-    )
-    return f"{flag.flag} {value[1] if value else ''}".rstrip() + f": must be {expected(flag.hint)}"
+        raise ValueError(f"unexpected argument '{unexpected}': {hint}")
+    if any(flag.is_required and flag.field not in found for flag in positional):
+        raise ValueError(f"missing argument: {' '.join(flag.flag for flag in positional)}")
+    return found
+
+
+def _value_of(flag: Flag, words: Sequence[str]) -> Any:
+    """The value of a field. Errors: ValueError that says what is wanted."""
+    if not words and (flag.is_required or not flag.several):
+        raise ValueError(f"{flag.flag} has no value: give {expected(flag.hint)}")
+    try:
+        if flag.several:
+            (kind, *_), container = typing.get_args(flag.several), typing.get_origin(flag.several)
+            return container(_converted(word, kind) for word in words)
+        return _converted(words[0], flag.hint)
+    except ValueError:
+        shown = "" if flag.several else f" {words[0]}"
+        raise ValueError(f"{flag.flag}{shown}: must be {expected(flag.hint)}") from None
+
+
+def _converted(word: str, hint: Any) -> Any:
+    """A word as one of the types, or of the literals' words. Errors: ValueError.
+
+    >>> _converted("3", int | Literal["auto"]), _converted("auto", int | Literal["auto"] | None)
+    (3, 'auto')
+    """
+    for option in options(hint):
+        if isinstance(option, str):
+            if word == option:
+                return word
+        else:
+            with contextlib.suppress(ValueError):
+                return option(word)
+    raise ValueError(word)
 
 
 def help_text(

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 import bertsmith
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Metavar, Positional
 from bertsmith.base.terminal import duration
 from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import after_pretraining, check_outputs
@@ -34,9 +32,9 @@ class Explain:
     words of their own.
     """
 
-    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
+    run: Annotated[str, Positional, Metavar("RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
-    text: Annotated[str, tyro.conf.Positional, Metavar("TEXT")]
+    text: Annotated[str, Positional, Metavar("TEXT")]
     """The text."""
     text_pair: Annotated[str | None, Metavar("TEXT")] = None
     """The second text, for a model of pairs."""
@@ -125,7 +123,7 @@ class Report:
       bertsmith report quickstart
     """
 
-    runs: Annotated[list[Path], tyro.conf.Positional, Metavar("RUN...")]
+    runs: Annotated[list[Path], Positional, Metavar("RUN...")]
     """Run directories of pretrain, finetune or embed train (several are compared), or one folder
     of quickstart."""
     out: Path | None = None
@@ -171,9 +169,9 @@ class Compare:
     too.
     """
 
-    first: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
+    first: Annotated[Path, Positional, Metavar("RUN")]
     """Run directory of finetune."""
-    second: Annotated[Path, tyro.conf.Positional, Metavar("RUN")]
+    second: Annotated[Path, Positional, Metavar("RUN")]
     """Another one, of the same task and dev set."""
     resamples: int = 10_000
     """Resamples of the dev set."""

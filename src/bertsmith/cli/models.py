@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
-from bertsmith.base.settings import Metavar
+from bertsmith.base.settings import Metavar, Positional
 
 
 @dataclass
@@ -29,10 +27,10 @@ class Convert:
     has no place for.
     """
 
-    source: Annotated[str, tyro.conf.Positional, Metavar("SRC")]
+    source: Annotated[str, Positional, Metavar("SRC")]
     """Run directory, Hugging Face folder, folder of google-research/bert, or hub name (NAME or
     NAME@REVISION)."""
-    destination: Annotated[Path, tyro.conf.Positional, Metavar("DST")]
+    destination: Annotated[Path, Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
     to: Literal["hugging-face", "tensorflow"] = "hugging-face"
     """tensorflow: bert_config.json and a checkpoint, as google-research/bert has them."""
@@ -78,7 +76,7 @@ class Export:
     float, those behind GELU first; if that does not help, nothing is kept.
     """
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[str, Positional]
     """Run directory, Hugging Face folder or hub name."""
     to: Literal["onnx", "openvino"]
     """onnx: OUT/onnx/model.onnx (int8: model_quantized.onnx); openvino:
@@ -117,7 +115,7 @@ class ExtendPositions:
       bertsmith pretrain --corpus store --model books-1024 --max-length 1024 --out r --minutes 30
     """
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[str, Positional]
     """Model to extend: a run, a Hugging Face folder or hub name."""
     positions: int
     """Tokens of the longest row that the new model reads."""

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 import bertsmith
-from bertsmith.base.settings import Metavar, from_mapping
+from bertsmith.base.settings import Metavar, Positional, from_mapping
 from bertsmith.base.terminal import Progress, of_cases
 from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
@@ -44,7 +42,7 @@ class Fill:
     MODEL is a run directory, a local Hugging Face folder or the name of a model on the hub.
     """
 
-    text: Annotated[str, tyro.conf.Positional, Metavar("TEXT")]
+    text: Annotated[str, Positional, Metavar("TEXT")]
     """The sentence, with one or more [MASK]."""
     model: str
     """Run directory, Hugging Face folder or hub name."""
@@ -145,9 +143,9 @@ class Predict(BulkAnswering):
     OUT.partial: after Ctrl-C or a kill the same command goes on.
     """
 
-    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
+    run: Annotated[str, Positional, Metavar("RUN")]
     """Run directory of a fine-tuning, or another folder or hub name of a fine-tuned model."""
-    input: Annotated[str, tyro.conf.Positional, Metavar("INPUT")]
+    input: Annotated[str, Positional, Metavar("INPUT")]
     """csv, tsv, jsonl or parquet with the columns of training; .txt: a text a line, or a tsv whose
     first line names the text's column; - for standard input, a text a line. Words: .txt, jsonl,
     parquet or CoNLL columns; questions: also SQuAD's .json."""
@@ -297,7 +295,7 @@ class Evaluate(Answering):
     store for a model with pre-training heads (its held-out part is used).
     """
 
-    run: Annotated[str, tyro.conf.Positional, Metavar("RUN")]
+    run: Annotated[str, Positional, Metavar("RUN")]
     """Run directory, or another folder or hub name of a model."""
     data: Path
     """Labelled file as in training, a folder with one, or a token store."""

@@ -10,9 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from bertsmith.base.settings import Metavar, parse_duration
+from bertsmith.base.settings import Hidden, Metavar, parse_duration
 from bertsmith.cli.outputs import after_pretraining
 from bertsmith.training.pretraining.settings import (
     PretrainSettings,
@@ -72,7 +70,7 @@ class Pretrain(PretrainSettings):
     """Do the batch at which --out stands again, row by row, and tell what is not finite."""
     json: bool = False
     """Print one JSON object: the result, or what --dry-run or --replay found."""
-    given: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+    given: Annotated[tuple[str, ...], Hidden] = ()
 
     def __post_init__(self) -> None:
         """Flags alone are no recipe: they are checked once they are in one."""

@@ -10,11 +10,9 @@ from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 import bertsmith
 from bertsmith.base.processes import usable_cores
-from bertsmith.base.settings import Count, Metavar, NotNegative, Positive
+from bertsmith.base.settings import Count, Metavar, NotNegative, Positional, Positive
 from bertsmith.cli.flags import TextInput, as_flags
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
@@ -37,7 +35,7 @@ class Vocab(TextInput):
     parquet a row is a document. The vocabulary has exactly the size asked for.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
@@ -155,7 +153,7 @@ class VocabReport(TextInput):
     normalizes the text in its own way.
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
@@ -328,7 +326,7 @@ class VocabExtend(TextInput):
       bertsmith pretrain --corpus store --model models/manuals --out run --minutes 30
     """
 
-    inputs: Annotated[list[str], tyro.conf.Positional, Metavar("INPUT...")]
+    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
     """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
     .parquet) or folders."""
     model: str

@@ -91,6 +91,28 @@ def test_a_text_has_the_same_bits_alone_and_in_any_company(precision):
         assert (one.outputs(texts.of_rows(np.array([row]))) == expected[row]).all()
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("tokens", [1, 8, 9, 33, 160])
+def test_threads_that_share_a_text_give_its_bits(precision, tokens):
+    _, tensors = made(PreTrainingModel)
+    random = np.random.default_rng(tokens)
+    ids = random.integers(0, 300, tokens).astype(np.int32)
+    text = Features(ids, np.zeros_like(ids), np.array([0, tokens]), None, 160, 0)
+    some = np.flatnonzero(random.random(tokens) < 0.3)
+    reads, every = np.array([0, len(some)]), np.arange(tokens)
+
+    def answers(threads):
+        ours = NativeModel.make(tensors, CONFIG, precision, threads)
+        states = ours.states(text, every, text.boundaries, all_layers=True)
+        return states, ours.states(text, some, reads), ours.vectors(text, "mean")
+
+    alone = answers(1)
+    assert alone[0].shape == (4, tokens, 64) and (alone[0][-1][some] == alone[1]).all()
+    for threads in (2, 3, 7):
+        for found, expected in zip(answers(threads), alone, strict=True):
+            assert np.array_equal(found, expected)
+
+
 ANSWER = """
 import hashlib, numpy as np
 from tests.inference.engines.test_native import NativeModel, PreTrainingModel, made, some_texts
@@ -99,7 +121,7 @@ config = ModelConfig(300, 384, 2, 6, 768, max_positions=160)
 tensors, texts = made(PreTrainingModel, config)[1], some_texts()
 for precision in ("float32", "int8"):
     model = NativeModel.make(tensors, config, precision, 2)
-    found = [model.run(texts, model.token_states)]
+    found = [model.run(texts, NativeModel.token_states)]
     found += [row for _, row in model.log_probabilities(texts, texts.boundaries[:-1])]
     print(hashlib.sha256(b"".join(map(np.ndarray.tobytes, found))).hexdigest())
 """

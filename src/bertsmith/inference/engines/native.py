@@ -24,6 +24,7 @@ from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, p
 from bertsmith.model.kernels.unpadded_encoder import (
     ROWS,
     Linear,
+    Share,
     Weights,
     dense,
     encode,
@@ -137,12 +138,17 @@ class NativeModel:
         return cls(config, weights, dtype, heads, masked_lm, threads)
 
     def states(
-        self, features: Features, rows: np.ndarray, reads: np.ndarray, all_layers: bool = False
+        self,
+        features: Features,
+        rows: np.ndarray,
+        reads: np.ndarray,
+        all_layers: bool = False,
     ) -> np.ndarray:
         """Hidden states float32 [Q, H] of the tokens `rows`, Q in all, of all R texts.
 
         Of text r they are rows[reads[r]:reads[r + 1]], numbers of tokens in rising order.
-        `all_layers` gives [L + 1, T, H], and reads all tokens.
+        `all_layers` gives [L + 1, T, H], and reads all tokens. The model's threads share the
+        tokens, 8 or more each.
 
         Errors: ValueError for a row of more tokens than the model knows positions.
         """
@@ -152,19 +158,36 @@ class NativeModel:
         layers, tokens = len(self.weights.output_norm), len(features.ids)
         shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
         states = np.empty(shape, np.float32)
-        last = encode(
-            features.ids,
-            features.token_types,
-            features.boundaries,
-            rows,
-            reads,
-            self.weights,
-            self.config.num_heads,
-            np.float32(self.config.layer_norm_eps),
-            self.gelu,
-            np.zeros(1, self.dtype),
-            states,
-        )
+        own = (
+            -(-tokens // (8 * self.threads)) * 8
+        )  # tokens of a thread; `block` takes 8 rows at once
+        firsts = range(0, tokens, own)
+        shape = min(2, len(firsts)), tokens, 2 * self.config.hidden_size
+        shared = np.empty(shape, np.float32), np.zeros(1, np.int64), len(firsts)
+
+        def compute(first: int) -> np.ndarray:
+            share = Share(first, min(first + own, tokens), *shared)
+            begin, end = np.searchsorted(rows, share[:2])
+            return encode(
+                features.ids,
+                features.token_types,
+                features.boundaries,
+                rows[begin:end] - first,
+                reads.clip(begin, end) - begin,
+                self.weights,
+                self.config.num_heads,
+                np.float32(self.config.layer_norm_eps),
+                self.gelu,
+                np.zeros(1, self.dtype),
+                states,
+                share,
+            )
+
+        if len(firsts) == 1:
+            last = compute(0)
+        else:
+            with ThreadPoolExecutor(len(firsts)) as pool:
+                last = np.concatenate(list(pool.map(compute, firsts)))
         return np.concatenate([states, last[None]]) if all_layers else last
 
     @property
@@ -190,7 +213,7 @@ class NativeModel:
 
     def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
         """The head's: float32 [R, N], or [T, N] of a head over tokens."""
-        return self.run(features, self._outputs, on_batch)
+        return self.run(features, NativeModel._outputs, on_batch)
 
     def _outputs(self, features: Features) -> np.ndarray:
         if "span" in self.heads:
@@ -205,10 +228,10 @@ class NativeModel:
     ) -> np.ndarray:
         """The tokens of each row but the first `skip`, pooled: float32 [R, H]."""
 
-        def compute(rows: Features) -> np.ndarray:
+        def compute(model: NativeModel, rows: Features) -> np.ndarray:
             if pool == "cls":
-                return self.states(rows, rows.boundaries[:-1] + skip, np.arange(len(rows) + 1))
-            return pooled(self.token_states(rows), rows.lengths, pool, skip)
+                return model.states(rows, rows.boundaries[:-1] + skip, np.arange(len(rows) + 1))
+            return pooled(model.token_states(rows), rows.lengths, pool, skip)
 
         return self.run(features, compute, on_batch)
 
@@ -221,11 +244,11 @@ class NativeModel:
         """
         edges = np.searchsorted(places, features.boundaries)
 
-        def compute(part: slice) -> np.ndarray:
+        def compute(model: NativeModel, part: slice) -> np.ndarray:
             reads = edges[part.start : part.stop + 1]
             own = places[reads[0] : reads[-1]] - features.boundaries[part.start]
             return self._log_probabilities(
-                self.states(row_range(features, part), own, reads - reads[0])
+                model.states(row_range(features, part), own, reads - reads[0])
             )
 
         row = 0
@@ -255,9 +278,9 @@ class NativeModel:
         `places` int64 [P] are tokens in rising order; layer 0 is the embeddings.
         """
 
-        def compute(rows: Features) -> np.ndarray:
+        def compute(model: NativeModel, rows: Features) -> np.ndarray:
             every = np.arange(len(rows.ids))
-            return self.states(rows, every, rows.boundaries, all_layers=True)[list(layers)]
+            return model.states(rows, every, rows.boundaries, all_layers=True)[list(layers)]
 
         token = 0
         for count, states in self.map(features, compute):
@@ -270,7 +293,7 @@ class NativeModel:
     def run(
         self,
         features: Features,
-        compute: Callable[[Features], np.ndarray],
+        compute: Callable[[NativeModel, Features], np.ndarray],
         on_batch: OnBatch = None,
     ) -> np.ndarray:
         """All that `compute` makes of the rows; `on_batch` gets how many are done each time."""
@@ -282,18 +305,29 @@ class NativeModel:
         return np.concatenate(found)
 
     def map(
-        self, features: Features, compute: Callable[[Features], np.ndarray]
+        self, features: Features, compute: Callable[[NativeModel, Features], np.ndarray]
     ) -> Iterator[tuple[int, np.ndarray]]:
         """(Number of rows, what `compute` makes of them) for all rows in their order."""
-        return self.map_ranges(features, lambda part: compute(row_range(features, part)))
+        return self.map_ranges(
+            features, lambda model, part: compute(model, row_range(features, part))
+        )
 
     def map_ranges(
-        self, features: Features, compute: Callable[[slice], np.ndarray]
+        self, features: Features, compute: Callable[[NativeModel, slice], np.ndarray]
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """`map` where `compute` gets the numbers of the rows."""
-        parts = row_ranges(features.lengths, TOKENS_AT_ONCE)
+        """`map` where `compute` gets the numbers of the rows.
+
+        Its first argument is the model with the threads that it may use: one beside other rows, all
+        for a text that is alone.
+        """
+        share = -(-int(features.lengths.sum()) // self.threads)
+        parts = row_ranges(features.lengths, min(TOKENS_AT_ONCE, share))
+        if len(parts) == 1:
+            yield len(features), compute(self, parts[0])
+            return
+        alone = replace(self, threads=1)
         with ThreadPoolExecutor(self.threads) as pool:
-            begun = ((part, pool.submit(compute, part)) for part in parts)
+            begun = ((part, pool.submit(compute, alone, part)) for part in parts)
             ahead = deque(islice(begun, 2 * self.threads))
             while ahead:
                 part, outcome = ahead.popleft()

@@ -148,6 +148,26 @@ def end(context, like):
     return types.void(like), code
 
 
+@emitted
+def meet(context, arrived, count):
+    """Add one to an int64 at an address, which threads share, and wait until it is `count`."""
+
+    def code(context, builder, signature, arguments):
+        place = builder.bitcast(arguments[0], WIDE.as_pointer())
+        builder.atomic_rmw("add", place, int64(1), "seq_cst")
+        waiting, done = (builder.append_basic_block(name) for name in ("waiting", "done"))
+        builder.branch(waiting)
+        builder.position_at_end(waiting)
+        if platform.system() != "Windows":  # a core may be needed by the thread that is waited for
+            builder.call(declared(builder.module, "sched_yield", INT, []), [])
+        seen = builder.load_atomic(place, "acquire", 8)
+        builder.cbranch(builder.icmp_signed("<", seen, arguments[1]), waiting, done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64), code
+
+
 def _vector_block(dtype: Any) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for."""
     is_wide = "avx512f" in cpu_features() and dtype != types.int16

@@ -23,7 +23,16 @@ import numpy as np
 from numba.extending import overload
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.blocks import COLUMNS, GROUP, ROWS, address, begin, block, end
+from bertsmith.model.kernels.blocks import (
+    COLUMNS,
+    GROUP,
+    ROWS,
+    address,
+    begin,
+    block,
+    end,
+    meet,
+)
 from bertsmith.model.kernels.numbers import (
     bits_to_float,
     float_to_bits,
@@ -68,6 +77,19 @@ class Weights(NamedTuple):
     intermediate: Linear
     output: Linear
     output_norm: np.ndarray  # float32 [L, 2, H]
+
+
+class Share(NamedTuple):
+    """A thread's part of texts that several read together: their tokens first:last.
+
+    The threads meet once a layer, when all keys and values are there.
+    """
+
+    first: int
+    last: int
+    key_value: np.ndarray  # float32 [B, T, 2 H], of all; B 2 if shared: some may be a layer ahead
+    arrived: np.ndarray  # int64 [1], of all, 0 at first
+    threads: int
 
 
 def group(rows: Any) -> Any:
@@ -181,6 +203,8 @@ def attention(query, reads, key_value, starts, heads, context):
     scores = np.zeros((ROWS, width), np.float32)
     for text in range(len(starts) - 1):
         first, length = starts[text], starts[text + 1] - starts[text]
+        if reads[text] == reads[text + 1]:
+            continue
         for column in range(0, size, head):
             for j in range(length):
                 source = key_value[first + j]
@@ -201,42 +225,43 @@ def attention(query, reads, key_value, starts, heads, context):
 
 
 @compiled
-def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, states):
-    """Last hidden states, float32 [Q, H], of the tokens `rows` (ascending) of all texts.
+def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, states, share):
+    """Last hidden states, float32 [Q, H], of the tokens `rows` (ascending) of this thread's share.
 
-    Text t is ids[starts[t]:starts[t + 1]], of which rows[reads[t]:reads[t + 1]] are read. `like` is
-    an array of the dtype of quantized rows. `states` [L, T, H], if not empty, is given the hidden
-    states before each layer.
+    Text t is ids[starts[t]:starts[t + 1]], of which rows[reads[t]:reads[t + 1]] are read, counted
+    from the first token of the share. `like` is an array of the dtype of quantized rows. `states`
+    [L, T, H], if not empty, is given the hidden states before each layer.
     """
-    tokens, size, wide = len(ids), weights.tokens.shape[1], weights.intermediate.bias.shape[1]
+    begun, tokens = share.first, share.last - share.first
+    size, wide = weights.tokens.shape[1], weights.intermediate.bias.shape[1]
     padded = (tokens + ROWS - 1) // ROWS * ROWS
     x, xq = np.empty((padded, size), np.float32), np.zeros((padded, size), like.dtype)
     ranges, few = np.zeros((2, padded), np.float32), np.zeros((2, ROWS), np.float32)
     # more rows, as `block` reads and writes up to 7 behind the last one
     query = np.zeros((padded + ROWS, size), np.float32)
     context = np.zeros((padded + ROWS, size), np.float32)
-    key_value = np.empty((padded, 2 * size), np.float32)
     line, lineq = np.empty((ROWS, wide), np.float32), np.empty((ROWS, wide), like.dtype)
     sums = empty_sums(like)
     begin(like)
+    own = np.minimum(np.maximum(starts, begun), share.last) - begun
     for text in range(len(starts) - 1):
-        for token in range(starts[text], starts[text + 1]):
+        for number in range(own[text], own[text + 1]):
+            token = begun + number
             piece, place = weights.tokens[ids[token]], weights.positions[token - starts[text]]
-            segment, row = weights.segments[types[token]], x[token]
+            segment, row = weights.segments[types[token]], x[number]
             for column in range(size):
                 row[column] = piece[column] + segment[column] + place[column]
             normalize(row, weights.norm, eps)
-            ranges[0, token], ranges[1, token] = quantize_row(row, xq[token])
+            ranges[0, number], ranges[1, number] = quantize_row(row, xq[number])
     queries = tokens
     for layer in range(len(weights.output_norm)):
         if len(states):
-            states[layer] = x[:tokens]
+            states[layer, begun : share.last] = x[:tokens]
+        key_value = share.key_value[layer % len(share.key_value)]
         for first in range(0, tokens, ROWS):
-            count = min(ROWS, tokens - first)
-            product(
-                xq, ranges, first, count, weights.key_value, layer, PLAIN, key_value, first, sums
-            )
-        owners = starts
+            count, linear = min(ROWS, tokens - first), weights.key_value
+            product(xq, ranges, first, count, linear, layer, PLAIN, key_value, begun + first, sums)
+        owners = own
         if layer == len(weights.output_norm) - 1 and len(rows) < tokens:
             queries, owners = len(rows), reads
             for row in range(queries):
@@ -244,6 +269,8 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
         for first in range(0, queries, ROWS):
             count = min(ROWS, queries - first)
             product(xq, ranges, first, count, weights.query, layer, PLAIN, query, first, sums)
+        if share.threads > 1:
+            meet(address(share.arrived, 0), share.threads * (layer + 1))
         attention(query, owners, key_value, starts, heads, context)
         for first in range(0, queries, ROWS):
             count = min(ROWS, queries - first)
