@@ -24,6 +24,7 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow  # it compiles, and measures the processor's peaks
 def test_our_own_system_takes_its_turns(run_main, model, data, tmp_path, module, capsys):
     words = ("--models", model, "--data", data, "--out", tmp_path / "out", "--turns", 2)
     run_main("inference", *words, "--systems", "bertsmith, float32", "fastembed")
@@ -85,6 +86,7 @@ def test_ratios_are_those_of_the_turns_that_both_had(module):
     assert "offline **3.00x** of slow;" in line and "of fast" not in line
 
 
+@pytest.mark.slow
 def test_a_system_that_loads_too_long_is_left_out(
     module, run_main, model, data, tmp_path, monkeypatch
 ):
