@@ -75,9 +75,23 @@ def test_values_aliases_and_what_was_given():
     assert group_values(found, Speed) == Speed(rate=2.0)
 
 
+def test_the_last_of_two_counts_and_words_with_a_dash_may_be_values():
+    words = ["--out", "-", "--keep=1", "-Wow, fine", "--keep", "2", "-3", "--", "--kind", "-x"]
+    found = read_command(Grind, "grind", words)
+    assert found == Grind(
+        inputs=[Path("-Wow, fine"), Path("--kind"), Path("-x")],
+        out=Path("-"),
+        keep=(2, -3),
+        given=("out", "keep", "keep"),
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--keep"], "--keep has no value: give a whole number, or several"),
+        (["--kind="], "an argument is empty: is a variable of the shell unset?"),
+        (["--no-fine=1"], "--no-fine is a switch: leave '=1' out"),
         (["--keep", "1", "x"], "--keep: must be a whole number, or several"),
         (["--lr", "fast"], "--rate fast: must be a number"),
         (["--kind=bran"], "--kind bran: must be flour or meal"),

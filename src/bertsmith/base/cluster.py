@@ -113,7 +113,7 @@ def map_in_order(
     while end is None:
         try:
             label, item = next(items)
-        except (StopIteration, ValueError) as error:
+        except (StopIteration, ValueError, OSError) as error:
             end = error
         else:
             under_way.append((label, task.remote(sent, item)))
@@ -124,7 +124,7 @@ def map_in_order(
             except RayError as error:
                 raise_cause(error)
             yield label, made
-    if isinstance(end, ValueError):
+    if not isinstance(end, StopIteration):
         raise end
 
 

@@ -49,6 +49,7 @@ OTHER_NAMES = {  # what other programs call a flag
 WIDTH, INDENT = 100, 26  # of a line of help; of the text beside a flag
 VALUES = {int: "N", float: "NUMBER", Path: "PATH"}
 
+FLAG = re.compile(r"(--?[A-Za-z][\w-]*)(=.*)?", re.DOTALL)  # with its value
 STRINGS = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 SETTING = re.compile(rf"`(\w+)(?:=({STRINGS}|[^`]+))?`")  # as Python writes it
 
@@ -182,7 +183,7 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
     if asked := {"-h", "--help", "--help-all"} & set(words):
         print(help_text(command, name, words, everything="--help-all" in asked))
         return None
-    if "" in words:
+    if any(word == "" or FLAG.fullmatch(word) and word.endswith("=") for word in words):
         raise ValueError("an argument is empty: is a variable of the shell unset?")
     check_first(words)
     words, given = _known_flags(command, words)
@@ -248,9 +249,12 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
     flags = {flag.flag: flag for flag in command_flags(command) if not flag.is_positional}
     aliases = {alias: flag.flag for flag in flags.values() for alias in flag.aliases}
     spelled, given = [], []
-    for word in words:
+    for number, word in enumerate(words):
+        if word == "--":  # none of what follows is a flag
+            spelled += words[number:]
+            break
         name, equals, value = word.partition("=")
-        if not re.match(r"--?[A-Za-z]", word):
+        if not FLAG.fullmatch(word):
             spelled.append(word)
             continue
         flag = name.replace("_", "-")
@@ -269,7 +273,7 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
 
 
 def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
-    """The values of the fields that the words give.
+    """The values of the fields that the words give; of a flag that is given twice the last one.
 
     Errors: ValueError for one that does not fit its field, is missing, or belongs to none.
     """
@@ -277,17 +281,20 @@ def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
     positional = [flag for flag in command_flags(command) if flag.is_positional]
     found, loose, left = {}, [], deque(words)
     while left:
-        name, equals, value = left.popleft().partition("=")
+        name, equals, value = (word := left.popleft()).partition("=")
+        if word == "--":
+            loose += left
+            break
         if (flag := flags.get(name)) is None:
-            loose.append(name + equals + value)
+            loose.append(word)
         elif isinstance(flag.default, bool):
             if equals:
                 raise ValueError(f"{name} is a switch: leave '={value}' out")
             found[flag.field] = not flag.default
         else:
             own = [value] if equals else []
-            most = len(left) if flag.several else 1
-            while left and len(own) < most and left[0].partition("=")[0] not in flags:
+            most = len(left) if flag.several and not equals else 1
+            while left and len(own) < most and left[0].partition("=")[0] not in {*flags, "--"}:
                 own.append(left.popleft())
             found[flag.field] = _value_of(flag, own)
     for number, flag in enumerate(positional):
@@ -307,7 +314,8 @@ def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
 
 def _value_of(flag: Flag, words: Sequence[str]) -> Any:
     """The value of a field. Errors: ValueError that says what is wanted."""
-    if not words and (flag.is_required or not flag.several):
+    is_choice = flag.several and flag.default is None  # none of several differs from the default
+    if not words and not is_choice:
         raise ValueError(f"{flag.flag} has no value: give {expected(flag.hint)}")
     try:
         if flag.several:

@@ -35,6 +35,9 @@ MEASURES: dict[Method, str] = {
 }
 
 
+VARIANT_TOKENS = 1 << 20  # of the variants of a text that are made at once
+
+
 @dataclass(frozen=True)
 class Reading:
     """A text or pair as a model reads it: its rows, and the W words in them."""
@@ -111,20 +114,26 @@ def occlusion(model: Runner, reading: Reading, weights: np.ndarray, exclusive: b
     that there is a word, and not which, as in pre-training.
     """
     rows, count = reading.features, len(reading.spans)
-    is_hidden = reading.word_numbers == np.arange(count + 1)[:, None]  # the last hides nothing
-    examples = np.repeat(np.arange(count + 1), len(rows))
-    variants = Features(
-        np.where(is_hidden, np.int32(model.tokenizer.vocabulary.mask_id), rows.ids).reshape(-1),
-        np.tile(rows.token_types, count + 1),
-        cumulate(np.tile(rows.lengths, count + 1)),
-        None,
-        rows.max_length,
-        0,
-        None if rows.unit_examples is None else examples,
-    )
-    outputs = variants.pooled(model.outputs(variants), model.model_task.encoding.pool, exclusive)
-    explained = outputs @ weights
-    return explained[-1] - explained[:-1]
+
+    def explained(words: np.ndarray) -> np.ndarray:
+        """The number to explain without each of the words."""
+        is_hidden = reading.word_numbers == words[:, None]
+        variants = Features(
+            np.where(is_hidden, np.int32(model.tokenizer.vocabulary.mask_id), rows.ids).reshape(-1),
+            np.tile(rows.token_types, len(words)),
+            cumulate(np.tile(rows.lengths, len(words))),
+            None,
+            rows.max_length,
+            0,
+            None if rows.unit_examples is None else np.arange(len(words)).repeat(len(rows)),
+        )
+        pool = model.model_task.encoding.pool
+        return variants.pooled(model.outputs(variants), pool, exclusive) @ weights
+
+    every = np.arange(count + 1)  # the last hides nothing
+    parts = np.array_split(every, len(every) * len(rows.ids) // VARIANT_TOKENS + 1)
+    found = np.concatenate([explained(words) for words in parts if len(words)])
+    return found[-1] - found[:-1]
 
 
 def attention_rollout(model: Runner, features: Features) -> np.ndarray:

@@ -202,8 +202,6 @@ class Predictor(Runner):
         for texts in zip(*columns, strict=True):
             reading = Reading.of(self, *texts)
             found.append(explain(self, reading, ask(*texts), method, label))
-            if note := reading.features.long_note(self.model_task.encoding):
-                print(note, file=sys.stderr)
         return _as_given(text, found)
 
     @overload

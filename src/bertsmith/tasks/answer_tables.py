@@ -256,7 +256,7 @@ class AnswerTable:
             if row.keys() <= self._own.keys():
                 continue
             where = f"{self._source}:{line}"
-            if taken := ", ".join(row.keys() & set(self._names.values())):
+            if taken := ", ".join(sorted(row.keys() & set(self._names.values()))):
                 raise ValueError(f"{where}: '{taken}' is a column of the answer: rename it")
             if not self.format.takes_columns:
                 name = next(name for name in row if name not in self._own)

@@ -1,5 +1,6 @@
 """A quicker engine answers where a sample shows it faster and hardly off; the choice is kept."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -245,3 +246,8 @@ def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command)
     assert whole[0] > two[0] and two[1:] == whole[1:]
     tried(Trial("bertsmith", "float32"))
     assert ran("slower") == exact
+
+
+def test_scores_that_are_all_alike_are_equal_or_endlessly_far():
+    alike = np.full((3, 1), 5.0)
+    assert deviation(alike, alike) == 0 and deviation(alike, alike + 1) == math.inf

@@ -1,5 +1,7 @@
 """The native engine beside PyTorch: the same in float32, near in int8, and alone as in company."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +113,22 @@ def test_threads_that_share_a_text_give_its_bits(precision, tokens):
     for threads in (2, 3, 7):
         for found, expected in zip(answers(threads), alone, strict=True):
             assert np.array_equal(found, expected)
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch):
+    def encode(*given):
+        share = given[-1]
+        if share.first:
+            raise MemoryError
+        while share.arrived[0] < 2:
+            time.sleep(0.001)
+        return np.zeros((share.last, 64), np.float32)
+
+    monkeypatch.setattr(native, "encode", encode)
+    ours = NativeModel.make(made(PreTrainingModel)[1], CONFIG, "float32", 2)
+    text = some_texts().of_rows(np.array([0]))
+    with pytest.raises(MemoryError):
+        ours.token_states(text)
 
 
 ANSWER = """

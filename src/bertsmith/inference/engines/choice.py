@@ -104,7 +104,8 @@ def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
     """
     origin = exact.mean() if exact.shape[1] == 1 else 0.0
     size = np.sqrt(np.square(exact - origin).sum(axis=1).mean())
-    return float(np.linalg.norm(quick - exact, axis=1).max() / size)
+    largest = np.linalg.norm(quick - exact, axis=1).max()
+    return float(largest / size) if size else math.inf * bool(largest)
 
 
 def kept_choice(
@@ -119,7 +120,7 @@ def kept_choice(
     file = user_folder() / "engines" / f"{digest[:32]}.json"
     try:
         trial, source = Trial(**read_sealed_json(file)), f"as measured before: {file}"
-    except (OSError, ValueError):  # none, or damaged
+    except (OSError, ValueError, TypeError):  # none, damaged, or of other fields
         trial, source = measure(), f"kept in {file}"
         try:
             write_sealed_json(file, trial._asdict())

@@ -138,7 +138,10 @@ def why_not(folder: Path, own: Processor, kind: str = "") -> str | None:
         return f"{program.package} is not installed: pip install 'bertsmith[{own.engine}]'"
     if not (path.exists() and record_file(path).exists()):
         return f"{path} is not there, or has no record beside it: {again} writes it"
-    record: dict[str, Any] = read_json_object(record_file(path))
+    try:
+        record: dict[str, Any] = read_json_object(record_file(path))
+    except ValueError as error:
+        return f"{error}: {again} replaces it"
     if record.get("precision") != precision:
         return f"{path} holds {record.get('precision')}: {again} replaces it"
     if record.get("bytes") != size_of(path):

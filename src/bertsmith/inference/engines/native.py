@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -148,7 +149,7 @@ class NativeModel:
 
         Of text r they are rows[reads[r]:reads[r + 1]], numbers of tokens in rising order.
         `all_layers` gives [L + 1, T, H], and reads all tokens. The model's threads share the
-        tokens, 8 or more each.
+        tokens, in eights.
 
         Errors: ValueError for a row of more tokens than the model knows positions.
         """
@@ -158,9 +159,7 @@ class NativeModel:
         layers, tokens = len(self.weights.output_norm), len(features.ids)
         shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
         states = np.empty(shape, np.float32)
-        own = (
-            -(-tokens // (8 * self.threads)) * 8
-        )  # tokens of a thread; `block` takes 8 rows at once
+        own = -(-tokens // (8 * self.threads)) * 8  # of a thread; `block` takes 8 at once
         firsts = range(0, tokens, own)
         shape = min(2, len(firsts)), tokens, 2 * self.config.hidden_size
         shared = np.empty(shape, np.float32), np.zeros(1, np.int64), len(firsts)
@@ -168,25 +167,26 @@ class NativeModel:
         def compute(first: int) -> np.ndarray:
             share = Share(first, min(first + own, tokens), *shared)
             begin, end = np.searchsorted(rows, share[:2])
-            return encode(
-                features.ids,
-                features.token_types,
-                features.boundaries,
-                rows[begin:end] - first,
-                reads.clip(begin, end) - begin,
-                self.weights,
-                self.config.num_heads,
-                np.float32(self.config.layer_norm_eps),
-                self.gelu,
-                np.zeros(1, self.dtype),
-                states,
-                share,
-            )
+            with freed(share.arrived):
+                return encode(
+                    features.ids,
+                    features.token_types,
+                    features.boundaries,
+                    rows[begin:end] - first,
+                    reads.clip(begin, end) - begin,
+                    self.weights,
+                    self.config.num_heads,
+                    np.float32(self.config.layer_norm_eps),
+                    self.gelu,
+                    np.zeros(1, self.dtype),
+                    states,
+                    share,
+                )
 
         if len(firsts) == 1:
             last = compute(0)
         else:
-            with ThreadPoolExecutor(len(firsts)) as pool:
+            with ThreadPoolExecutor(len(firsts)) as pool, freed(shared[1]):
                 last = np.concatenate(list(pool.map(compute, firsts)))
         return np.concatenate([states, last[None]]) if all_layers else last
 
@@ -333,6 +333,16 @@ class NativeModel:
                 part, outcome = ahead.popleft()
                 yield part.stop - part.start, outcome.result()
                 ahead.extend(islice(begun, 1))
+
+
+@contextmanager
+def freed(arrived: np.ndarray) -> Iterator[None]:
+    """Let nobody wait for a thread that failed, or could not be started; see `meet`."""
+    try:
+        yield
+    except BaseException:
+        arrived[0] = 1 << 62
+        raise
 
 
 def row_range(features: Features, part: slice) -> Features:

@@ -100,11 +100,12 @@ class Runner:
 
         Where the engine was measured for other work, and cannot do this, it is the exact one's.
         """
-        own = processor or self.processor
-        if own.engine in exported.PROGRAMS and (reason := self.why_not(own, kind, layers)):
-            if own == self._exact:
-                raise ValueError(f"{self.folder}: `engine={own.engine!r}`: {reason}")
-            own = self._exact
+        for own in (processor or self.processor, self._exact):
+            reason = self.why_not(own, kind, layers) if own.engine in exported.PROGRAMS else None
+            if reason is None:
+                break
+        else:
+            raise ValueError(f"{self.folder}: `engine={own.engine!r}`: {reason}")
         if (kind, own) not in self._models:
             self._models[kind, own] = self._opened(kind, own)
         return self._models[kind, own]
