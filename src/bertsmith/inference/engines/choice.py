@@ -105,7 +105,9 @@ def deviation(exact: np.ndarray, quick: np.ndarray) -> float:
     origin = exact.mean() if exact.shape[1] == 1 else 0.0
     size = np.sqrt(np.square(exact - origin).sum(axis=1).mean())
     largest = np.linalg.norm(quick - exact, axis=1).max()
-    return float(largest / size) if size else math.inf * bool(largest)
+    if not size:  # all scores are alike
+        return math.inf if largest else 0.0
+    return float(largest / size)
 
 
 def kept_choice(
