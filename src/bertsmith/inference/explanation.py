@@ -47,7 +47,7 @@ class Reading:
     word_numbers: np.ndarray
     """The word of each token, int64 [T]; -1 of [CLS] and [SEP]."""
     spans: np.ndarray
-    """Of each word the text's number, 0 or 1, and its first and last character + 1: int64 [W, 3].
+    """The number of the text (0 or 1), first and last character + 1 of each word: int64 [W, 3].
     Words that were cut off are not among them."""
 
     @classmethod
