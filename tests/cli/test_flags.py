@@ -76,11 +76,11 @@ def test_values_aliases_and_what_was_given():
 
 
 def test_the_last_of_two_counts_and_words_with_a_dash_may_be_values():
-    words = ["--out", "-", "--keep=1", "-Wow, fine", "--keep", "2", "-3", "--", "--kind", "-x"]
+    words = ["--out=a=", "--keep=1", "-Wow, fine", "--keep", "2", "-3", "--", "--kind", "-x"]
     found = read_command(Grind, "grind", words)
     assert found == Grind(
         inputs=[Path("-Wow, fine"), Path("--kind"), Path("-x")],
-        out=Path("-"),
+        out=Path("a="),
         keep=(2, -3),
         given=("out", "keep", "keep"),
     )

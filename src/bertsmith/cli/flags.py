@@ -183,7 +183,7 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
     if asked := {"-h", "--help", "--help-all"} & set(words):
         print(help_text(command, name, words, everything="--help-all" in asked))
         return None
-    if any(word == "" or FLAG.fullmatch(word) and word.endswith("=") for word in words):
+    if any(word == "" or (flag := FLAG.fullmatch(word)) and flag[2] == "=" for word in words):
         raise ValueError("an argument is empty: is a variable of the shell unset?")
     check_first(words)
     words, given = _known_flags(command, words)
@@ -314,8 +314,8 @@ def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
 
 def _value_of(flag: Flag, words: Sequence[str]) -> Any:
     """The value of a field. Errors: ValueError that says what is wanted."""
-    is_choice = flag.several and flag.default is None  # none of several differs from the default
-    if not words and not is_choice:
+    may_be_empty = flag.several and flag.default is None  # which is not the same
+    if not words and not may_be_empty:
         raise ValueError(f"{flag.flag} has no value: give {expected(flag.hint)}")
     try:
         if flag.several:
