@@ -5,7 +5,7 @@
 BOOKS are text files, compressed or not. They are repeated with edits (a word of every line is
 another one in each repetition) to so many MB (10^6 bytes), and the whole command is run on that:
 with one worker, with two, with two within a memory bound and killed (SIGKILL) in its middle and
-started again, and with `--engine ray` where Ray is installed (PATH: a folder to find it in). All
+started again, and with `--backend ray` where Ray is installed (PATH: a folder to find it in). All
 stores must have the same bytes. Rates and memory are counted as in benchmarks/corpus.py; the rate
 of the killed build counts what both starts did.
 
@@ -199,7 +199,7 @@ def measure_builds(
         if ray:
             os.environ["PYTHONPATH"] = ray
         store = folder / "ray"
-        found = measure_command(text, vocab, 2, store, ["--engine", "ray"])
+        found = measure_command(text, vocab, 2, store, ["--backend", "ray"])
         found["megabytes_per_core_second"] = None  # Ray's processes are not waited for
         yield found | {"name": "Ray, 2 actors", "sha256": digest(store)}
 

@@ -84,9 +84,9 @@ def test_workers_are_one_a_usable_core_and_one_for_small_files(
 @pytest.mark.parametrize(
     ("flags", "given"),
     [
-        ([], {"engine": "local", "workers": 1, "memory_mb": None, "exclude": ()}),
-        (["--engine", "ray"], {"engine": "ray", "workers": None}),
-        (["--engine", "ray", "--workers", "3"], {"engine": "ray", "workers": 3}),
+        ([], {"backend": "local", "workers": 1, "memory_mb": None, "exclude": ()}),
+        (["--backend", "ray"], {"backend": "ray", "workers": None}),
+        (["--backend", "ray", "--workers", "3"], {"backend": "ray", "workers": 3}),
         (["--memory-mb", "900"], {"memory_mb": 900.0}),
         (["--exclude", "a", "b"], {"exclude": (Path("a"), Path("b"))}),
     ],

@@ -24,7 +24,7 @@ class Corpus(BuildSettings):
       bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
       bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
       bertsmith corpus s3://bucket/crawl --exclude duplicates.jsonl --vocab vocab --out store
-      RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --engine ray --vocab vocab --out /nfs/store
+      RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --backend ray --vocab vocab --out /nfs/store
 
     A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
     sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
@@ -122,7 +122,7 @@ class CorpusAppend(WorkSettings):
     """Folder of a store made by `bertsmith corpus`."""
     workers: Annotated[int | None, Count] = None
     """Processes that split and tokenize; by default one a core, and one for files below 64 MiB."""
-    engine: Literal["local", "ray"] = "local"
+    backend: Literal["local", "ray"] = "local"
     """Where the work is done, as for `bertsmith corpus`."""
     text_column: str | None = None
     """Column of jsonl, csv, tsv and parquet files that holds the text; by default the store's."""
@@ -153,7 +153,7 @@ def run_corpus_append(settings: CorpusAppend) -> None:
 
 def _with_workers(settings: Build) -> Build:
     """The settings with the default number of workers filled in; Ray takes all its cores."""
-    if settings.engine == "ray":
+    if settings.backend == "ray":
         return settings
     return replace(settings, workers=chosen_workers(settings.workers, settings.inputs))
 

@@ -334,9 +334,9 @@ def test_text_without_pairs_is_refused_and_leaves_nothing(tmp_path, texts, messa
     [
         ({"held_out": 1.0}, "held_out"),
         ({"workers": 0}, "workers"),
-        ({"engine": "spark"}, "engine = 'spark': expected local or ray"),
-        ({"engine": "ray", "memory_mb": 900}, "memory_mb has no effect with the engine ray"),
-        ({"engine": "ray", "documents": []}, "documents are of this process"),
+        ({"backend": "spark"}, "backend = 'spark': expected local or ray"),
+        ({"backend": "ray", "memory_mb": 900}, "memory_mb has no effect with the backend ray"),
+        ({"backend": "ray", "documents": []}, "documents are of this process"),
         ({"memory_mb": 10}, "`memory_mb=10`: a build needs"),
         ({"memory_mb": float("nan")}, "`memory_mb=nan`: a build needs"),
         ({"memory_mb": float("inf")}, "`memory_mb=inf`: a build needs"),

@@ -48,7 +48,7 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, make, tmp_path, monkeypa
     write_list(listed, "a test", {}, unique_inputs(texts), [entry])
     options = {"shard_tokens": 300, "held_out": 0.1, "exclude": [listed]}
     local = contents(make("local", **options))
-    assert contents(make("ray", engine="ray", workers=2, **options)) == local
+    assert contents(make("ray", backend="ray", workers=2, **options)) == local
 
     # begun here, killed, finished there
     write_json = build.write_json
@@ -62,14 +62,14 @@ def test_a_store_built_on_ray_has_the_same_bytes(texts, make, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         make("both", **options)
     monkeypatch.setattr(build, "write_json", write_json)
-    assert contents(make("both", engine="ray", **options)) == local
+    assert contents(make("both", backend="ray", **options)) == local
 
     write(texts[2], b"good\n\n\xff\n")
     with pytest.raises(ValueError, match=r"c.txt:3: not UTF-8"):
-        make("bad", engine="ray", held_out=0.1)
+        make("bad", backend="ray", held_out=0.1)
 
 
-def test_rows_hold_what_the_local_engine_makes(texts):
+def test_rows_hold_what_the_local_backend_makes(texts):
     """The parts that run on the cluster, without one."""
     local = Encoder(TOKENIZER, sentence_per_line=False, held_out=0.3)
     expected = list(encode_in_order(BatchReader(texts, "text", {}, 200), local, 1))
@@ -93,7 +93,7 @@ def test_a_cluster_of_another_version_loses_nothing(make, fake_ray, monkeypatch)
     before = contents(out)
     monkeypatch.setattr(cluster, "_versions_of_nodes", lambda: {"node c": {"Python": "2"}})
     with pytest.raises(ValueError, match="node c of the Ray cluster: Python 2"):
-        make("store", shard_tokens=300, engine="ray")
+        make("store", shard_tokens=300, backend="ray")
     assert contents(out) == before and fake_ray.connected == [True, False]
 
 
@@ -110,4 +110,4 @@ def test_a_file_that_a_machine_does_not_have_is_no_fault_of_the_input(texts, mon
 def test_without_ray_the_extra_is_named(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match="ray"):
-        make("s", engine="ray")
+        make("s", backend="ray")

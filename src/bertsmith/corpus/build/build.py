@@ -95,9 +95,9 @@ def build_store(
     file given twice and those of `read_documents`; ValueError for a folder that another process
     writes or that holds another store; OSError, with the finished shards kept.
     """
-    workers, uses_ray = settings.workers, settings.engine == "ray"
+    workers, uses_ray = settings.workers, settings.backend == "ray"
     if uses_ray and documents is not None:
-        raise ValueError("documents are of this process: leave engine out, or give inputs")
+        raise ValueError("documents are of this process: leave backend out, or give inputs")
     script = sys.modules.get("__mp_main__")
     if not uses_ray and workers != 1 and script and script.__name__ == "__mp_main__":
         # A worker, which imports its parent's script, comes here when the call is unguarded.

@@ -23,7 +23,7 @@ class WorkSettings:
     """Processes that split and tokenize, this one among them; None takes one a core. A script that
     asks for more than 1 keeps its own work under `if __name__ == "__main__":`, since the others
     import it."""
-    engine: Literal["local", "ray"] = "local"
+    backend: Literal["local", "ray"] = "local"
     """Where the work is done: processes of this machine, or Ray Data on the cluster of RAY_ADDRESS
     (without one, Ray on this machine). The store is the same."""
     memory_mb: Annotated[float | None, EnoughMemory] = None
@@ -33,11 +33,11 @@ class WorkSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.engine not in ("local", "ray"):
-            raise ValueError(f"engine = {self.engine!r}: expected local or ray")
-        if self.engine == "ray" and self.memory_mb is not None:
+        if self.backend not in ("local", "ray"):
+            raise ValueError(f"backend = {self.backend!r}: expected local or ray")
+        if self.backend == "ray" and self.memory_mb is not None:
             raise ValueError(
-                "memory_mb has no effect with the engine ray: start its nodes with a bound "
+                "memory_mb has no effect with the backend ray: start its nodes with a bound "
                 "(ray start --memory ... --object-store-memory ...)"
             )
 
