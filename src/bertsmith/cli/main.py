@@ -53,6 +53,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "embed": ("features", "write a vector for every text"),
         "search": ("features", "find the texts nearest to a query, by their vectors"),
         "features": ("features", "write a vector for every word, of any layers"),
+        "serve": ("models", "answer over HTTP, with a page to look at what a model does"),
         "convert": ("models", "write any model as one clean folder, proved equal"),
         "export": ("models", "write files for ONNX Runtime or OpenVINO, and compare them"),
         "extend-positions": ("models", "let an existing model read longer rows"),
@@ -79,15 +80,20 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C en
 EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
     "nncf": ("nncf", "openvino"),
+    "httptools": ("httptools", "serve"),
+    "msgspec": ("msgspec", "serve"),
     "onnx": ("onnx", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("OpenVINO", "openvino"),
     "optuna": ("Optuna", "train"),
+    "orjson": ("orjson", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
     "ray": ("Ray", "ray"),
     "rensa": ("rensa", "dedup"),
     "scipy": ("scipy", "train"),
     "sklearn": ("scikit-learn", "train"),
     "tensorboard": ("tensorboard", "train"),
+    "uvicorn": ("uvicorn", "serve"),
 }
 FAILURES = OSError, MemoryError, RuntimeError, FloatingPointError
 ERRORS = *REFUSED_ERRORS, *FAILURES, KeyboardInterrupt  # that become one line

@@ -1,4 +1,4 @@
-"""Commands: convert, export, extend-positions."""
+"""Commands: convert, export, serve, extend-positions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bertsmith.base.settings import Metavar, Positional
+from bertsmith.serving.settings import ServingSettings
 
 
 @dataclass
@@ -101,6 +102,51 @@ def run_export(settings: Export) -> None:
     report = bertsmith.export(**vars(settings))
     first, *others = report.lines()
     print(f"{settings.out or settings.model}/{first}", *others, sep="\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(ServingSettings):
+    """Serve models over HTTP, with a page to look at what they do.
+
+    Examples:
+      bertsmith serve runs/reviews
+      bertsmith serve runs/reviews --precision int8 --port 9000
+      bertsmith serve film=runs/reviews books=runs/books vectors=hub/name --host 0.0.0.0 \\
+        --api-key-file keys.txt
+
+    The page is at /, the description of all routes at /openapi.json. Clients of OpenAI's
+    embeddings, of text-embeddings-inference and of Cohere's rerank work unchanged. SIGHUP reads the
+    folders anew without a lost request, SIGTERM ends after the last answer.
+    """
+
+    common = ("port", "host", "precision", "api_key_file")
+
+    models: Annotated[list[str], Positional, Metavar("[NAME=]MODEL...")]
+    """Run directories, Hugging Face folders or hub names, each with the name that requests give;
+    by default the folder's. Requests that name none get the first that can."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
+    precision: Literal["float32", "bf16", "int8"] = "float32"
+    """bf16 and int8 are quicker and less exact."""
+    engine: Literal["auto", "bertsmith", "pytorch", "onnx", "openvino"] = "auto"
+    """As of `bertsmith predict`."""
+
+
+def run_serve(settings: Serve) -> None:
+    from bertsmith.inference.engines.processor import choose_processor
+    from bertsmith.serving.server import serve
+
+    models: dict[str, str] = {}
+    for given in settings.models:
+        name, _, folder = given.rpartition("=")
+        name = name or Path(folder).resolve().name
+        if name in models:
+            raise ValueError(
+                f"{given}: a second model of the name {name}: name it, {name}2={folder}"
+            )
+        models[name] = folder
+    processor = choose_processor(settings.device, settings.precision, settings.engine)
+    serve(models, processor, settings)
 
 
 @dataclass

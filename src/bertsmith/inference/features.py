@@ -15,7 +15,6 @@ import functools
 import itertools
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,7 @@ def word_vectors(
     tokenizer, align, pool = model.tokenizer, extraction.align, extraction.pool
     features = featurize_sentences(tokenizer, sentences, None, extraction.encoding)
     if note := features.long_note(extraction.encoding):
-        print(note, file=sys.stderr)
+        model.note(note)
     sizes = np.ones(len(sentences.words), np.int64)  # tokens taken of a word, [W]
     if align != "first":
         encoded = tokenizer.encode_batch(sentences.words, offsets=False)

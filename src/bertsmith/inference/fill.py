@@ -24,6 +24,7 @@ import numpy as np
 from bertsmith.inference.answers import FillCandidate
 from bertsmith.inference.engines.runner import Runner
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.vectors import log_softmax
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.text.tokenizer.tokenizer import as_texts
 
@@ -159,13 +160,14 @@ class MaskFiller:
         They come in any order, and are not kept.
         """
         if not rows:
-            return iter(())
+            return
         boundaries = np.cumsum([0, *map(len, rows)])
         ids = np.concatenate(rows).astype(np.int32)
         max_length = self.model.config.max_positions
         features = Features(ids, np.zeros_like(ids), boundaries, None, max_length, 0)
         places = [own + begin for own, begin in zip(positions, boundaries, strict=False)]
-        return self.model.log_probabilities(features, np.concatenate(places))
+        for number, logits_PV in self.model.piece_logits(features, np.concatenate(places)):
+            yield number, log_softmax(logits_PV)
 
 
 OPEN = -1  # in place of a piece: not filled yet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -152,7 +151,7 @@ class Predictor(Runner):
         lines, names = list(range(1, len(first) + 1)), self.model_task.label_names
         examples = Examples(first, second, None, names, "text", lines)
         if note := empty_note(**examples.counts()):
-            print(note, file=sys.stderr)
+            self.note(note)
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
 
     @overload
@@ -338,9 +337,9 @@ class Predictor(Runner):
         )
         texts = as_texts(text, "text")
         resolve(self, texts, pooling)
-        vectors, cut = embed(self, texts, pooling)
+        vectors, cut, _ = embed(self, texts, pooling)
         if cut:
-            print(cut_note(cut, len(texts)), file=sys.stderr)
+            self.note(cut_note(cut, len(texts)))
         return vectors[0] if isinstance(text, str) else vectors
 
     @checked()
@@ -390,7 +389,7 @@ class Predictor(Runner):
         names = model_task.label_names
         rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
         if rows.num_truncated:
-            print(f"{rows.long_note(model_task.encoding)}, as in training", file=sys.stderr)
+            self.note(f"{rows.long_note(model_task.encoding)}, as in training")
         self.resolve_for(rows)
         return task_type.answers(self.outputs(rows, on_batch), rows, data, model_task)
 

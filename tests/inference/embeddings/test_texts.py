@@ -54,7 +54,7 @@ def with_transformers(folder, texts, pool, max_length):
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_vectors_are_those_of_transformers_model(folder, pool):
     done = []
-    vectors, cut = embed(bertsmith.load(folder), TEXTS, PoolingSettings(pool, 20), done.append)
+    vectors, cut, _ = embed(bertsmith.load(folder), TEXTS, PoolingSettings(pool, 20), done.append)
     np.testing.assert_allclose(vectors, with_transformers(folder, TEXTS, pool, 20), atol=1e-5)
     assert cut == 1 and sum(done) == len(TEXTS) and vectors.dtype == np.float32
 
@@ -215,7 +215,7 @@ def test_windows_are_pooled_as_their_tokens_are(folder, pool, prompt):
 
 def test_windows_are_counted_by_text(folder):
     done, settings = [], PoolingSettings(max_length=8, long_texts="windows")
-    _, cut = embed(bertsmith.load(folder), LONG, settings, done.append)
+    _, cut, _ = embed(bertsmith.load(folder), LONG, settings, done.append)
     assert cut == 0 and sum(done) == len(LONG)
     assert str(settings) == "the mean of the tokens, of at most 8 tokens a window"
     assert bertsmith.load(folder).embed([], long_texts="windows").shape == (0, 16)
@@ -244,9 +244,9 @@ def test_what_is_given_goes_before_what_the_folder_says(folder, tmp_path):
     given = pooling_settings(theirs, "cls", 20, "the mat ", False)
     assert given == PoolingSettings("cls", 20, "the mat ")
     model = sentence_transformer(theirs)
-    vectors, _ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt="the mat "))
+    vectors, *_ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt="the mat "))
     np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt_name="passage"), atol=1e-5)
-    vectors, _ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt=""))
+    vectors, *_ = embed(bertsmith.load(theirs), TEXTS, pooling_settings(theirs, prompt=""))
     np.testing.assert_allclose(vectors, model.encode(TEXTS, prompt=""), atol=1e-5)
 
 
@@ -327,7 +327,7 @@ def test_cls_of_a_left_to_right_model_is_no_vector_of_a_text(tmp_path):
         ValueError, match=r"`pool='cls'`: in a left-to-right model \[CLS\] sees noth"
     ):
         embed(predictor, TEXTS, PoolingSettings("cls"))
-    vectors, _ = embed(predictor, TEXTS, PoolingSettings("mean"))
+    vectors, *_ = embed(predictor, TEXTS, PoolingSettings("mean"))
     assert not np.allclose(vectors[0], vectors[2])
     with pytest.raises(ValueError, match="pool = 'avg': expected mean, cls, max or mean_sqrt_len"):
         predictor.embed(TEXTS, pool="avg")

@@ -140,7 +140,7 @@ tensors, texts = made(PreTrainingModel, config)[1], some_texts()
 for precision in ("float32", "int8"):
     model = NativeModel.make(tensors, config, precision, 2)
     found = [model.run(texts, NativeModel.token_states)]
-    found += [row for _, row in model.log_probabilities(texts, texts.boundaries[:-1])]
+    found += [row for _, row in model.piece_logits(texts, texts.boundaries[:-1])]
     print(hashlib.sha256(b"".join(map(np.ndarray.tobytes, found))).hexdigest())
 """
 
@@ -172,21 +172,21 @@ def test_all_states_of_the_last_layer_are_those_of_single_tokens():
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_masks_have_pytorchs_probabilities(activation):
+def test_masks_have_pytorchs_logits(activation):
     config = ModelConfig(300, 64, 2, 2, 128, max_positions=160, activation=activation)
     model, tensors = made(PreTrainingModel, config)
     texts, ours = some_texts(20), NativeModel.make(tensors, config, "float32", 2)
     places = np.sort(np.concatenate([texts.boundaries[:-1], texts.boundaries[1:] - 1]))
-    found = dict(ours.log_probabilities(texts, places))
+    found = dict(ours.piece_logits(texts, places))
     assert list(found) == list(range(20))
     for row, scores in found.items():
         batch = map(torch.from_numpy, texts.padded(np.array([row]), 0))
         wanted = torch.tensor([[0, texts.lengths[row] - 1]])
         with torch.inference_mode():
-            expected = model(*batch, wanted).mlm_logits.log_softmax(dim=1)
+            expected = model(*batch, wanted).mlm_logits
         np.testing.assert_allclose(scores, expected.numpy(), atol=2e-5)
         alone = texts.of_rows(np.array([row]))
-        ((_, same),) = ours.log_probabilities(alone, np.array([0, len(alone.ids) - 1]))
+        ((_, same),) = ours.piece_logits(alone, np.array([0, len(alone.ids) - 1]))
         assert (same == scores).all()
 
 

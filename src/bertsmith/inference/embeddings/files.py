@@ -115,5 +115,5 @@ def _embed_window(
     texts: list[str],
     on_texts: Callable[[float], None],
 ) -> Made:
-    vectors, cut = embed(models[0], texts, pooling, on_texts)
+    vectors, cut, _ = embed(models[0], texts, pooling, on_texts)
     return array_bytes(vectors, *(texts if keeps_texts else [])), {"cut": cut}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,8 @@ def embed(
     pooling: PoolingSettings,
     on_batch: Callable[[int], None] | None = None,
     processor: Processor | None = None,
-) -> tuple[np.ndarray, int]:
-    """(Vectors float32 [N, D] of N texts, how many were cut to the length).
+) -> Embedded:
+    """The vectors of N texts.
 
     Errors: ValueError for a length that the model does not have or that the prompt fills, more
     dimensions than there are, and as `check_pool`.
@@ -38,14 +38,28 @@ def embed(
     check_pool(pooling.pool, model.config.causal)
     size = pooling.size(model.config.hidden_size)
     if not texts:
-        return np.empty((0, size), np.float32), 0
+        return Embedded(np.empty((0, size), np.float32), 0, np.empty(0, np.int64))
     rows = text_rows(model.tokenizer, texts, pooling, model.config.max_positions)
     on_rows = on_batch if rows.texts is None else None  # several rows may be a text
     vectors = model.vectors(rows.features, pooling.pool, rows.skip, on_rows, processor)
     vectors = finished(vectors, rows, pooling)
     if on_batch and not on_rows:
         on_batch(len(texts))
-    return vectors, rows.features.num_truncated
+    tokens = rows.features.lengths
+    if rows.texts is not None:
+        tokens = np.bincount(rows.texts, tokens).astype(np.int64)
+    return Embedded(vectors, rows.features.num_truncated, tokens)
+
+
+class Embedded(NamedTuple):
+    """The vectors of N texts."""
+
+    vectors: np.ndarray
+    """float32 [N, D]."""
+    cut: int
+    """Texts that were cut to the length."""
+    tokens: np.ndarray
+    """Of each text, as they were read, [CLS] and [SEP] among them; int64 [N]."""
 
 
 def cut_note(cut: int, count: int) -> str:
@@ -152,6 +166,6 @@ def resolve(model: Runner, texts: Sequence[str], pooling: PoolingSettings) -> No
     """`Runner.resolve` by the vectors of some of the texts."""
 
     def vectors(processor: Processor, rows: np.ndarray) -> np.ndarray:
-        return embed(model, [texts[int(k)] for k in rows], pooling, processor=processor)[0]
+        return embed(model, [texts[int(k)] for k in rows], pooling, processor=processor).vectors
 
     model.resolve(len(texts), vectors, ENCODER)

@@ -24,7 +24,7 @@ from bertsmith.checkpoints.stored import weight_files
 from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
-from bertsmith.tasks.vectors import Pool, log_softmax, pooled
+from bertsmith.tasks.vectors import Pool, pooled
 from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
@@ -215,7 +215,7 @@ class ExportedModel:
             is_asked = np.isin(tokens, places)
             yield np.searchsorted(places, tokens[is_asked]), [states[is_asked]]
 
-    def log_probabilities(
+    def piece_logits(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
         edges = np.searchsorted(places, features.boundaries)
@@ -223,7 +223,7 @@ class ExportedModel:
             ends = np.cumsum(features.lengths[rows])
             for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
                 own = places[edges[row] : edges[row + 1]] - features.boundaries[row + 1] + end
-                yield row, log_softmax(logits[own])
+                yield row, logits[own]
 
     def _batches(
         self, features: Features, on_batch: OnBatch = None

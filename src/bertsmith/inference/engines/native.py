@@ -34,7 +34,7 @@ from bertsmith.model.kernels.unpadded_encoder import (
 )
 from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.vectors import Pool, log_softmax, pooled
+from bertsmith.tasks.vectors import Pool, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
@@ -235,10 +235,10 @@ class NativeModel:
 
         return self.run(features, compute, on_batch)
 
-    def log_probabilities(
+    def piece_logits(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """(A row's number, log-probabilities of the V pieces, float32 [P, V], at its places).
+        """(A row's number, the masked-LM head's outputs, float32 [P, V], at its places).
 
         `places` int64 are tokens, of all rows, in rising order.
         """
@@ -247,7 +247,7 @@ class NativeModel:
         def compute(model: NativeModel, part: slice) -> np.ndarray:
             reads = edges[part.start : part.stop + 1]
             own = places[reads[0] : reads[-1]] - features.boundaries[part.start]
-            return self._log_probabilities(
+            return self._piece_logits(
                 model.states(row_range(features, part), own, reads - reads[0])
             )
 
@@ -257,14 +257,14 @@ class NativeModel:
             yield from enumerate(np.split(scores, inside), start=row)
             row += count
 
-    def _log_probabilities(self, states: np.ndarray) -> np.ndarray:
+    def _piece_logits(self, states: np.ndarray) -> np.ndarray:
         assert self.masked_lm is not None
         x = self.head("mlm.dense", states, self.gelu)
         for line in x:
             normalize(line, self.masked_lm.norm, np.float32(self.config.layer_norm_eps))
         scores = np.empty((len(x), self.config.vocab_size), np.float32)
         token_logits(x, self.weights.tokens, self.masked_lm.bias, scores)
-        return log_softmax(scores)
+        return scores
 
     def states_at(
         self,

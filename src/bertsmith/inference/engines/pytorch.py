@@ -61,27 +61,26 @@ class TorchModel:
         for taken, states in batches:
             yield taken, [layer.cpu().numpy() for layer in states]
 
-    def log_probabilities(
+    def piece_logits(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
         engine, pad_id = self.engine, self.model.config.pad_id
         edges = np.searchsorted(places, features.boundaries)
         counts = np.diff(edges)
 
-        def scores_of(rows: np.ndarray) -> np.ndarray:
+        def logits_of(rows: np.ndarray) -> np.ndarray:
             wanted = np.zeros((len(rows), counts[rows].max()), np.int64)
             for place, row in enumerate(rows):
                 own = places[edges[row] : edges[row + 1]] - features.boundaries[row]
                 wanted[place, : len(own)] = own
             batch = map(engine.tensor, features.padded(rows, pad_id))
             logits = self.model(*batch, engine.tensor(wanted)).mlm_logits
-            scores = logits.float().log_softmax(dim=-1).unflatten(0, wanted.shape)
-            return scores.cpu().numpy()
+            return logits.float().unflatten(0, wanted.shape).cpu().numpy()
 
         batches = row_batches(engine, features.lengths, MASKED_TOKENS)
-        for rows, scores_BPV in zip(batches, computed(engine, scores_of, batches), strict=True):
+        for rows, logits_BPV in zip(batches, computed(engine, logits_of, batches), strict=True):
             for place, row in enumerate(rows.tolist()):
-                yield row, scores_BPV[place, : counts[row]]
+                yield row, logits_BPV[place, : counts[row]]
 
     def gradient_times_input(self, row: Features, weights: np.ndarray) -> np.ndarray:
         """What the first layer reads of each token, times the gradient there of outputs @ weights

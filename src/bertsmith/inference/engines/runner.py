@@ -7,12 +7,14 @@ Runtime and OpenVINO (`exported.py`) run what was exported, if they are named or
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -47,12 +49,24 @@ class Runner:
 
     def __init__(self, folder: Path, processor: Processor) -> None:
         self.folder = folder
-        self._models: dict[tuple[str, Processor], EngineModel] = {}
+        self._models: dict[tuple[str, Processor], EngineModel] = {}  # of any number of threads
         self._torch: dict[str, TorchModel] = {}
+        self._opening = threading.RLock()  # held while weights are read
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
         self._asked = processor  # of which `resolve` makes the choice
         self._exact = self.processor = self._first_able(processor)
+
+    def note(self, message: str) -> None:
+        """Tell the user, on stderr, what was done to texts besides what was asked for."""
+        print(message, file=sys.stderr)
+
+    def with_threads(self, threads: int) -> Self:
+        """The same models, computed by so many threads of our own engine."""
+        twin = copy.copy(self)
+        twin.processor = replace(self.processor, threads=threads)
+        twin._exact = replace(self._exact, threads=threads)
+        return twin
 
     def outputs(
         self, features: Features, on_batch: OnBatch = None, processor: Processor | None = None
@@ -83,12 +97,12 @@ class Runner:
         model = self.model(ENCODER, processor, layers)
         return model.states_at(features, places, layers, on_batch)
 
-    def log_probabilities(
+    def piece_logits(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """(A row's number, float32 [P, V] at its masks) for all rows in any order; see
-        `NativeModel`."""
-        return self.model(LANGUAGE_MODEL).log_probabilities(features, places)
+        """(A row's number, the masked-LM head's outputs float32 [P, V] at its places) for all rows
+        in any order; see `NativeModel`."""
+        return self.model(LANGUAGE_MODEL).piece_logits(features, places)
 
     def model(
         self,
@@ -106,9 +120,14 @@ class Runner:
                 break
         else:
             raise ValueError(f"{self.folder}: `engine={own.engine!r}`: {reason}")
-        if (kind, own) not in self._models:
-            self._models[kind, own] = self._opened(kind, own)
-        return self._models[kind, own]
+        key = kind, replace(own, threads=0)
+        with self._opening:
+            if kind == ENCODER and own.engine == "bertsmith":  # one with a head has it, too
+                key = next((k for k in self._models if k[1] == key[1]), key)
+            if key not in self._models:
+                self._models[key] = self._opened(kind, own)
+            found = self._models[key]
+        return replace(found, threads=own.threads) if isinstance(found, NativeModel) else found
 
     def _opened(self, kind: str, own: Processor) -> EngineModel:
         if own.engine == "pytorch":
@@ -224,7 +243,8 @@ class Runner:
                 self.folder, able, (kind, layers), lambda: quickest(exact, count, compute, others)
             )
             # the others' weights go
-            self._models = {k: own for k, own in self._models.items() if k[1] == self.processor}
+            chosen = replace(self.processor, threads=0)
+            self._models = {k: model for k, model in self._models.items() if k[1] == chosen}
             if self.processor.engine != "pytorch":
                 self._torch.clear()
 

@@ -1,0 +1,242 @@
+"""Calls of a model that requests share: a queue in fair turns, and threads that compute.
+
+A request brings items (texts, pairs) that are to go through a function. Those of several requests
+with the same function go through one call, up to about `BATCH_SECONDS` of work. Nobody waits for a
+batch to fill: it is what came while the threads were busy. A request of many items gets so much at
+a time and then stands at the end of the queue, so that it holds up nobody.
+
+How long work takes is reckoned from tokens, by the pace of the same kind of work before. So the
+queue is bounded by time: what would wait longer than `max_wait` is refused when it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+BATCH_SECONDS = 0.02  # of work in a call: short enough that a request beside it does not feel it
+FIRST_PACE = 1e-4  # seconds a token, before anything was measured
+Call = Callable[[list[Any], int], Sequence[Any]]
+"""(Items, threads that it may use) -> as many answers."""
+
+
+class Busy(Exception):
+    """The queue is full; `seconds` until there may be room."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the queue is full: try again in {seconds:.1f} s")
+        self.seconds = seconds
+
+
+@dataclass(eq=False)
+class Job:
+    """The items of a request for one function."""
+
+    kind: str
+    """The kind of work, of the same pace, such as "reviews/classify"."""
+    key: Hashable
+    """Jobs of the same key go through one call."""
+    call: Call
+    items: Sequence[Any]
+    tokens: Sequence[int]
+    """Of each item, about."""
+    answers: list[Any] = field(default_factory=list)
+    began: float | None = None
+    """When its first item was computed, by `time.perf_counter`."""
+    queued_at: float = 0.0
+    computed: float = 0.0
+    """Seconds of the calls that it was part of."""
+    future: asyncio.Future[list[Any]] | None = None
+    taken: int = 0
+    left: int = 0
+    """Items without an answer."""
+    tokens_left: int = 0
+    """Of the items that were not taken."""
+    is_over: bool = False
+    """It failed, or nobody waits for it."""
+
+
+Part = tuple[Job, int, int]  # the items begin:end of a job
+
+
+class Batcher:
+    """A queue of jobs and the threads that do them.
+
+    `threads` calls run at once, each in one thread; a call beside which there is nothing to do gets
+    all of them. `on_batch` is told kind, items, tokens and seconds of every call, in its thread.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        max_wait: float,
+        max_tokens: int,
+        on_batch: Callable[[str, int, int, float], None],
+    ) -> None:
+        self.threads, self.max_wait, self.max_tokens = threads, max_wait, max_tokens
+        self.on_batch = on_batch
+        self.queue: deque[Job] = deque()
+        self.queued_tokens = 0
+        self._pace: dict[str, float] = {}  # seconds a token of a kind, in one thread
+        self._busy = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._workers = [
+            threading.Thread(target=self._work, daemon=True, name=f"compute-{k}")
+            for k in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Begin to compute, in this process."""
+        for worker in self._workers:
+            worker.start()
+
+    def close(self) -> None:
+        """End the threads when the queue is empty."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def check_room(self, kind: str, tokens: int) -> None:
+        """Raise `Busy` if so many tokens would wait too long, or are too many beside the others.
+
+        Before it is reached a request of `s` seconds waits for at most `s` seconds of each other
+        one: all get their turns.
+        """
+        if not self.queue:
+            return
+        own = tokens * self._pace.get(kind, FIRST_PACE)
+        pace = self._pace
+        with self._changed:
+            wait = sum(
+                min(own, job.tokens_left * pace.get(job.kind, FIRST_PACE)) for job in self.queue
+            )
+            too_many = self.queued_tokens + tokens > self.max_tokens
+        wait /= self.threads
+        if wait > self.max_wait or too_many:
+            raise Busy(max(wait - self.max_wait / 2, 0.1))
+
+    async def run(self, job: Job) -> list[Any]:
+        """The answers to a job's items. Errors: `Busy`; whatever its function raises."""
+        if not job.items:
+            return []
+        total = sum(job.tokens)
+        self.check_room(job.kind, total)
+        job.future = asyncio.get_running_loop().create_future()
+        job.answers = [None] * len(job.items)
+        job.left, job.tokens_left, job.queued_at = len(job.items), total, time.perf_counter()
+        with self._changed:
+            self.queue.append(job)
+            self.queued_tokens += total
+            self._changed.notify()
+        try:
+            return await job.future
+        finally:
+            if job.left:  # cancelled, or failed
+                with self._changed:
+                    self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        """Take nothing more from a job, which stands in the queue until its turn comes."""
+        job.is_over = True
+        self.queued_tokens -= job.tokens_left
+        job.tokens_left = 0
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (parts := self._take()):
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                self._busy += 1
+                threads = self.threads if self._busy == 1 and not self.queue else 1
+            try:
+                self._compute(parts, threads)
+            finally:
+                with self._changed:
+                    self._busy -= 1
+
+    def _take(self) -> list[Part]:
+        """Items for the next call: those of the first job and of others of its key."""
+        parts: list[Part] = []
+        passed: list[Job] = []
+        budget, key = BATCH_SECONDS, None
+        while self.queue and budget > 0:
+            job = self.queue.popleft()
+            if job.is_over:
+                continue
+            if parts and job.key != key:
+                passed.append(job)
+                continue
+            key, begin, end = job.key, job.taken, job.taken
+            pace, tokens = self._pace.get(job.kind, FIRST_PACE), 0
+            while end < len(job.items) and budget > 0:
+                budget -= job.tokens[end] * pace
+                tokens += job.tokens[end]
+                end += 1
+            job.taken = end
+            job.tokens_left -= tokens
+            self.queued_tokens -= tokens
+            parts.append((job, begin, end))
+        for job, _, end in parts:
+            if end < len(job.items):
+                self.queue.append(job)
+        self.queue.extendleft(reversed(passed))
+        return parts
+
+    def _compute(self, parts: list[Part], threads: int) -> None:
+        started = time.perf_counter()
+        for job, *_ in parts:
+            job.began = job.began or started
+        first = parts[0][0]
+        items = [item for job, begin, end in parts for item in job.items[begin:end]]
+        try:
+            answers = first.call(items, threads)
+            assert len(answers) == len(items)
+        except Exception as error:
+            if len(parts) > 1:  # one of them is at fault
+                for part in parts:
+                    self._compute([part], threads)
+            else:
+                self._end([(first, error)])
+            return
+        seconds = time.perf_counter() - started
+        tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
+        ended, place = [], 0
+        with self._changed:
+            pace = seconds * threads / max(tokens, 1)
+            before = self._pace.get(first.kind, pace)
+            self._pace[first.kind] = 0.9 * before + 0.1 * pace
+            for job, begin, end in parts:
+                job.answers[begin:end] = answers[place : place + end - begin]
+                place += end - begin
+                job.computed += seconds
+                job.left -= end - begin
+                if not job.left:
+                    ended.append((job, None))
+        self._end(ended)
+        self.on_batch(first.kind, len(items), tokens, seconds)
+
+    def _end(self, jobs: list[tuple[Job, Exception | None]]) -> None:
+        """Give the answers, or an error, to those who wait, in their event loop."""
+        if not jobs:
+            return
+
+        def end() -> None:
+            for job, error in jobs:
+                assert job.future is not None
+                if job.future.done():  # cancelled
+                    continue
+                if error is None:
+                    job.future.set_result(job.answers)
+                else:
+                    job.future.set_exception(error)
+
+        assert jobs[0][0].future is not None
+        jobs[0][0].future.get_loop().call_soon_threadsafe(end)
