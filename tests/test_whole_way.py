@@ -29,7 +29,9 @@ def bertsmith(*words):
     assert main([str(word) for word in words]) == 0
 
 
-@pytest.mark.parametrize("language", TEXTS)
+@pytest.mark.parametrize(
+    "language", [pytest.param("korean", marks=pytest.mark.slow), "japanese", "english"]
+)
 def test_from_text_to_filled_masks(language, tmp_path, capsys):
     pairs, sentence, between, size, question, answer = TEXTS[language]
     text = tmp_path / "text.txt"

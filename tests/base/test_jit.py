@@ -47,6 +47,7 @@ def test_that_it_compiles_is_said_once_on_a_machine_whatever_is_compiled_later(t
     assert run(tmp_path, "import another", tmp_path) == ("8\n", "")
 
 
+@pytest.mark.slow  # eight processes
 def test_it_is_said_again_of_another_source_or_processor(tmp_path):
     """In one version, and with one cache, as in a home that machines share."""
     package, cache = tmp_path / "bertsmith", tmp_path / "cache"

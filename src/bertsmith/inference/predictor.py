@@ -142,9 +142,7 @@ class Predictor(Runner):
         task = self.model_task.task
         if task.text_pair is not None and second is None:
             raise ValueError(f"{self.folder}: trained on pairs of texts: give `text_pair`, too")
-        # others than bertsmith do not say what columns a model of own data was trained on
-        says = task.name not in OWN_KINDS or "text_pair" in read_extra_config(self.folder)
-        if task.text_pair is None and second is not None and (says or read_run(self.folder)):
+        if task.text_pair is None and second is not None and self._says_columns:
             raise ValueError(f"{self.folder}: trained on single texts: leave `text_pair` out")
         if not first:
             return []
@@ -153,6 +151,16 @@ class Predictor(Runner):
         if note := empty_note(**examples.counts()):
             self.note(note)
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
+
+    @functools.cached_property
+    def _says_columns(self) -> bool:
+        """False of a model of own data by others, who do not say what columns it was trained on."""
+        is_published = self.model_task.task.name not in OWN_KINDS
+        return (
+            is_published
+            or "text_pair" in read_extra_config(self.folder)
+            or bool(read_run(self.folder))
+        )
 
     @overload
     def explain(
