@@ -145,7 +145,9 @@ def test_answers_say_what_they_are(runs):
     assert list(labels.labels) == [n for n, p in labels.probabilities.items() if p > 0.5]
     span = bertsmith.load(runs / "squad").answer(QUESTION, CONTEXT)
     assert span.has_answer and CONTEXT[span.start : span.end] == span.text
-    assert not bertsmith.load(runs / "squad2").answer(QUESTION, CONTEXT).has_answer
+    assert span.null_odds is None
+    nothing = bertsmith.load(runs / "squad2").answer(QUESTION, CONTEXT)
+    assert not nothing.has_answer and isinstance(nothing.null_odds, float)
     options = ["sat on a mat", "saw", "rome"]
     choice = bertsmith.load(runs / "swag").choose("the cat", options)
     assert choice.option == options[choice.index] and len(choice.probabilities) == 3

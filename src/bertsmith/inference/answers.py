@@ -83,6 +83,8 @@ class AnswerSpan(Answer):
     start: int
     end: int
     confidence: float
+    null_odds: float | None = field(default=None, repr=False)
+    # the score of "no answer" minus that of the best text; None of a model that always answers
 
     @property
     def has_answer(self) -> bool:

@@ -255,8 +255,11 @@ class Predictor(Runner):
             return []
         found = [Question(str(k), words, k, None, None) for k, words in enumerate(questions)]
         data = Questions.of(found, contexts, "question")
-        chosen = self.predict(data).chosen
-        answers = [AnswerSpan(c.text, c.begin, c.end, c.probability) for c in chosen]
+        made = self.predict(data)
+        answers = [
+            AnswerSpan(c.text, c.begin, c.end, c.probability, answer.null_odds)
+            for c, answer in zip(made.chosen, made.found, strict=True)
+        ]
         return _as_given(question, answers)
 
     @overload
