@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BATCH_SECONDS = 0.02  # of work in a call: short enough that a request beside it does not feel it
+SHARED_SECONDS = 0.003  # of a call that threads may share: they meet at every layer
 FIRST_PACE = 1e-4  # seconds a token, before anything was measured
 Call = Callable[[list[Any], int], Sequence[Any]]
 """(Items, threads that it may use) -> as many answers."""
@@ -155,12 +156,18 @@ class Batcher:
                         return
                     self._changed.wait()
                 self._busy += 1
-                threads = self.threads if self._busy == 1 and not self.queue else 1
+                is_alone = self._busy == 1 and not self.queue
+            is_long = self._seconds(parts) > SHARED_SECONDS
             try:
-                self._compute(parts, threads)
+                self._compute(parts, self.threads if is_alone and is_long else 1)
             finally:
                 with self._changed:
                     self._busy -= 1
+
+    def _seconds(self, parts: list[Part]) -> float:
+        """Of a call in one thread, as reckoned from its tokens."""
+        tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
+        return tokens * self._pace.get(parts[0][0].kind, FIRST_PACE)
 
     def _take(self) -> list[Part]:
         """Items for the next call: those of the first job and of others of its key."""
