@@ -1,0 +1,64 @@
+"""A folder's models are opened once, whoever asks, with however many threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import bertsmith
+from bertsmith.inference.embeddings.pooling import PoolingSettings
+from bertsmith.inference.embeddings.texts import embed
+from bertsmith.inference.engines import runner
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import SequenceClassifier
+
+from ...tiny import piece_tokenizer, random_model
+
+TEXT = "the a cat dog sat on mat . good bad"
+TOKENIZER = piece_tokenizer(TEXT)
+TEXTS = ["the cat sat on the mat .", "a good dog", "bad"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    config = ModelConfig(len(TOKENIZER.vocabulary), 64, 2, 2, 128, max_positions=40)
+    folder = random_model(tmp_path / "model", TOKENIZER, SequenceClassifier, 2, config=config)
+    return bertsmith.load(folder)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The kinds of the models that our engine reads."""
+    kinds, read = [], runner.open_tensors
+    monkeypatch.setattr(
+        runner, "open_tensors", lambda folder, kind: [kinds.append(kind), read(folder, kind)][1]
+    )
+    return kinds
+
+
+def test_the_same_weights_answer_with_any_number_of_threads(model, opened):
+    expected = model.classify(TEXTS)
+    for threads in (1, 3):
+        assert model.with_threads(threads).classify(TEXTS) == expected
+    assert opened == ["SequenceClassifier"]
+
+
+def test_a_model_with_a_head_gives_vectors_too(model, opened):
+    model.classify(TEXTS)
+    vectors = model.embed(TEXTS)
+    assert opened == ["SequenceClassifier"]
+    np.testing.assert_array_equal(vectors, bertsmith.load(model.folder).embed(TEXTS))
+    assert opened[1:] == ["BareModel"]
+
+
+def test_threads_that_ask_at_once_open_it_once(model, opened):
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model.classify(TEXTS), range(8)))
+    assert found == found[:1] * 8 and len(opened) == 1
+
+
+@pytest.mark.parametrize(("long_texts", "tokens"), [("cut", [5, 5, 3]), ("windows", [13, 5, 3])])
+def test_tokens_of_texts_are_counted(model, long_texts, tokens):
+    """Of a text of seven pieces in windows of three: three, each with [CLS] and [SEP]."""
+    settings = PoolingSettings(max_length=5, long_texts=long_texts)
+    assert embed(model, TEXTS, settings).tokens.tolist() == tokens
