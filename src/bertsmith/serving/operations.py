@@ -9,6 +9,7 @@ import msgspec
 
 from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Operation, Request
+from bertsmith.serving.compatible import COMPATIBLE
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.routes import OPEN, OPERATIONS
 from bertsmith.serving.settings import ServingSettings
@@ -44,8 +45,8 @@ class Errors(msgspec.Struct):
 def operations_of(models: dict[str, ServedModel], settings: ServingSettings) -> list[Operation]:
     """What these models can do, the public pages among it."""
     methods = {method for model in models.values() for method in model.methods}
-    found = [*OPEN]
-    found += [operation for needed, operation in OPERATIONS if methods & set(needed)]
+    found, known = [*OPEN], [*OPERATIONS, *COMPATIBLE]
+    found += [operation for needed, operation in known if methods & set(needed)]
     document = described(found)
 
     async def openapi(app: Application, request: Request, body: None) -> Any:
