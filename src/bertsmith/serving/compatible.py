@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from bertsmith.serving import tei
@@ -131,8 +132,8 @@ async def main(app: Application, request: Request, body: MainInputs) -> Any:
         path = "/similarity"
     elif body.query is not None:
         path = "/rerank"
-    operation = MAIN[path]
-    return await operation.respond(app, request, decoded(operation.decoder(), request.body))
+    operation, decoder = MAIN[path]
+    return await operation.respond(app, request, decoded(decoder, request.body))
 
 
 def inference(
@@ -227,7 +228,7 @@ COMPATIBLE: Sequence[tuple[tuple[str, ...], Operation]] = (
 )  # fmt: skip
 """(Methods of which a model must have one, the operation)."""
 MAIN = {
-    operation.path: operation
+    operation.path: (operation, msgspec.json.Decoder(operation.body))
     for _, operation in COMPATIBLE
     if operation.path in ("/predict", "/rerank", "/similarity", "/embed")
 }

@@ -22,6 +22,7 @@ REFUSALS = {
     "413": "too large",
     "415": "a body that is no JSON",
     "422": "a field that cannot be, which is named",
+    "424": "a model of another kind",
     "429": "too many wait: try again after Retry-After seconds",
     "500": "a fault of the server",
     "504": "no answer in time",

@@ -249,7 +249,7 @@ def texts_or_ids(model: ServedModel, given: Inputs, name: str) -> list[Any]:
             raise mismatch("ids beside texts or lists: give the ids of a text as a list", name)
         if isinstance(ids, str) or not ids:
             continue
-        for wrong in {min(ids), max(ids)}:
+        for wrong in (min(ids), max(ids)):
             if not 0 <= wrong < len(vocabulary):
                 pieces = f"{len(vocabulary):,} pieces of model '{model.name}'"
                 raise Refused(422, f"id {wrong} is none of the {pieces}", name)
