@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -351,7 +352,7 @@ REFUSALS = [  # path, body, status, error type, message
         {"inputs": "a", "model": "books"},
         424,
         "Backend",
-        "Backend error: model is not a classifier model",
+        "Backend error: Model is not a classifier model",
     ),
     ("/embed", {"inputs": "a", "model": "vectorz"}, 404, "Validation", "did you mean 'vectors'?"),
     ("/embed", {"inputs": "a", "dimensions": 65}, 422, "Validation", "vectors have 1 to 64"),
@@ -427,6 +428,7 @@ def test_requests_are_counted_and_their_costs_told(post, monkeypatch):
     post("/embed", {"inputs": [5, 6]})
     post("/embed", {"inputs": ["a"] * 4}, max_texts=3)
     post("/rerank", {"query": "a", "texts": ["a"], "model": "film"})
+    post("/predict", {"inputs": [[LONG], ["a"]], "truncate": False})
     post("/similarity", {"inputs": {"source_sentence": "", "sentences": ["a"]}})
 
     async def busy(*_):
@@ -448,15 +450,27 @@ def test_requests_are_counted_and_their_costs_told(post, monkeypatch):
     risen = {name: after[name] - before.get(name, 0) for name in after}
     assert {name: by for name, by in risen.items() if by} == {
         'te_request_count_total{method="single"}': 4,
-        'te_request_count_total{method="batch"}': 4,
+        'te_request_count_total{method="batch"}': 5,
         'te_request_success_total{method="single"}': 2,
         'te_request_success_total{method="batch"}': 1,
         'te_request_failure_total{err="batch_size"}': 1,
         'te_request_failure_total{err="model_type"}': 1,
+        'te_request_failure_total{err="tokenization"}': 1,
         'te_request_failure_total{err="validation"}': 1,
         'te_request_failure_total{err="overloaded"}': 1,
         'te_request_failure_total{err="inference"}': 1,
     }
+
+
+def test_a_name_may_have_a_slash(served):
+    models = {"org/vectors": served("vectors")["vectors"]}
+    models = {name: replace(model, name=name) for name, model in models.items()}
+    with application(models, operations_of) as app:
+        given = ask(app, "POST", "/v1/embeddings", {"input": "ann", "model": "org/vectors"})
+    assert given.body["model"] == "org/vectors"
+    assert 'bertsmith_texts_total{method="embed",model="org/vectors"} 1.0' in (
+        metrics().text()[1].decode()
+    )
 
 
 def test_routes_are_those_of_what_the_models_can_do(served):
@@ -481,6 +495,7 @@ def test_openais_embeddings(post, folders):
     same([entry["embedding"] for entry in given["data"]], expected)
     tokens = sum(len(TOKENIZER.encode(text)) for text in TEXTS)
     assert given["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert post("/embeddings", {"input": TEXTS}).body == given
     body = {"input": TEXTS[0], "encoding_format": "base64", "dimensions": 4, "user": "ann"}
     (entry,) = post("/v1/embeddings", body).body["data"]
     cut = expected[0, :4] / np.linalg.norm(expected[0, :4])

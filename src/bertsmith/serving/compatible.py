@@ -28,9 +28,9 @@ OTHERS_MODELS = "text-embedding-", "rerank-"  # what clients of OpenAI and Coher
 
 
 def own_name(app: Application, name: str | None) -> str | None:
-    """The name of a model; None for one of OpenAI or Cohere: any that can. The answer says which.
+    """The name of a model; None, which is any that can, for one of OpenAI's or Cohere's.
 
-    A name that is nobody's stays, and is refused: it may be misspelled.
+    A name that is nobody's stays, to be refused: it may be misspelled.
     """
     is_others = name is not None and name not in app.models and name.startswith(OTHERS_MODELS)
     return None if is_others else name
@@ -150,12 +150,15 @@ SENTENCES = {"source_sentence": "A man sings.", "sentences": ["Someone is singin
 Table = list[list[float]]
 Objects = list[dict[str, Any]]
 COMPATIBLE: Sequence[tuple[tuple[str, ...], Operation]] = (
-    (
-        ("embed",),
-        Operation(
-            "/v1/embeddings", embeddings, EmbeddingsInput, dict[str, Any], "As of OpenAI",
-            {"input": TEXTS["inputs"], "model": "text-embedding-3-small"}, openai_refusal,
-        ),
+    *(
+        (
+            ("embed",),
+            Operation(
+                path, embeddings, EmbeddingsInput, dict[str, Any], "As of OpenAI",
+                {"input": TEXTS["inputs"], "model": "text-embedding-3-small"}, openai_refusal,
+            ),
+        )
+        for path in ("/v1/embeddings", "/embeddings")
     ),
     *(
         (

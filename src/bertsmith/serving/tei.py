@@ -180,16 +180,22 @@ def counted(
             fault = "overloaded"
             raise
         except Refused as refused:
-            is_size = refused.message.startswith("batch size")
-            fault = "batch_size" if is_size else "validation"
-            if refused.status == 424:
-                fault = "model_type"
+            fault = fault_of(refused)
             raise
         finally:
             app.metrics.on_te_request(body.is_batch, fault)
         return Reply(answer, headers=costs(app, request, tokens))
 
     return respond
+
+
+def fault_of(refused: Refused) -> str:
+    """The label by which a refusal is counted."""
+    if refused.status == 424:
+        return "model_type"
+    if refused.message.startswith("batch size"):
+        return "batch_size"
+    return "tokenization" if isinstance(refused.__cause__, ValueError) else "validation"
 
 
 def costs(app: Application, request: Request, tokens: int) -> list[tuple[bytes, bytes]]:
@@ -222,14 +228,14 @@ def check_texts(app: Application, texts: Sequence[Any], name: str) -> None:
         raise Refused(400, "Input validation error: `inputs` cannot be empty", name)
 
 
-def able(app: Application, name: str | None, kind: str, *methods: str) -> ServedModel:
-    """The model of a kind: one that can do one of the methods."""
+def able(app: Application, name: str | None, otherwise: str, *methods: str) -> ServedModel:
+    """The model that can do one of the methods; a message if it cannot."""
     try:
         return app.model(name, *methods)
     except Refused as refused:
         if name is not None and name not in app.models:
             raise
-        raise Refused(424, f"Backend error: model is not {kind} model", "model") from refused
+        raise Refused(424, f"Backend error: {otherwise}", "model") from refused
 
 
 def is_ids(given: str | list[Any]) -> bool:
@@ -262,9 +268,10 @@ async def of_texts(
     app: Application, request: Request, body: TokensInputs, method: str, **options: Any
 ) -> list[Any]:
     """What a method says of the texts of a request."""
-    needed = "fill" if method == "embed_sparse" else "embed"
-    kind = "a masked language" if method == "embed_sparse" else "an embedding"
-    model = able(app, body.model, kind, needed)
+    needed, otherwise = "embed", "Model is not an embedding model"
+    if method == "embed_sparse":
+        needed, otherwise = "fill", "Model is not an embedding model with SPLADE pooling"
+    model = able(app, body.model, otherwise, needed)
     texts = texts_or_ids(model, body.inputs, "inputs")
     check_texts(app, texts, "inputs")
     items, own = [(text,) for text in texts], {"cut": body.cut, "prompt": body.prompt_name}
@@ -323,7 +330,7 @@ async def logits_of(
 
 
 async def predict(app: Application, request: Request, body: PredictInputs) -> tuple[Any, int]:
-    model = able(app, body.model, "a classifier", "classify", "score")
+    model = able(app, body.model, "Model is not a classifier model", "classify", "score")
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     listed = given if body.is_batch else [given]
     if not all(
@@ -354,7 +361,7 @@ async def relevance(
     app: Application, request: Request, body: RerankTexts, texts: list[str], name: str
 ) -> tuple[np.ndarray, list[int], int]:
     """(Scores of texts, their numbers from the best to the worst, tokens)."""
-    model = able(app, body.model, "a re-ranker", "score")
+    model = able(app, body.model, "model is not a re-ranker model", "score")
     check_texts(app, texts, name)
     items = [(body.query, text) for text in texts]
     logits, tokens = await logits_of(app, request, model, items, body.cut)
@@ -371,7 +378,7 @@ async def rerank(app: Application, request: Request, body: RerankTexts) -> tuple
 
 
 async def tokenize(app: Application, request: Request, body: TokenizeInputs) -> Any:
-    model = able(app, body.model, "an embedding", "embed")
+    model = app.model(body.model, "embed")
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_texts(app, texts, "inputs")
     try:
@@ -399,7 +406,7 @@ async def tokenize(app: Application, request: Request, body: TokenizeInputs) -> 
 
 
 async def decode(app: Application, request: Request, body: DecodeIds) -> list[str]:
-    model = able(app, body.model, "an embedding", "embed")
+    model = app.model(body.model, "embed")
     tokenizer = model.predictor.tokenizer
     listed: list[Any] = [body.ids] if is_ids(body.ids) else body.ids
     check_texts(app, listed, "ids")
@@ -424,16 +431,17 @@ async def info(app: Application, request: Request, body: None) -> dict[str, Any]
     """About the first model."""
     model = next(iter(app.models.values()))
     own, settings, method = model.predictor.processor, app.settings, model.methods[0]
-    kind, length = "embedding", model.predictor.config.max_positions
-    of_kind: dict[str, Any] = {"pooling": model.pooling(()).pool}
     if method in ("classify", "score"):
         kind = "classifier" if method == "classify" else "reranker"
         names = labels_of(model)
-        of_kind = {
+        of_kind: dict[str, Any] = {
             "id2label": {str(k): name for k, name in enumerate(names)},
             "label2id": {name: k for k, name in enumerate(names)},
         }
         length = model.predictor.model_task.encoding.max_length
+    else:
+        kind, of_kind = "embedding", {"pooling": model.pooling(()).pool}
+        length = model.predictor.config.max_positions
     return {
         "model_id": model.name,
         "model_sha": None,
