@@ -20,7 +20,7 @@ from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
 
 from ..tiny import piece_tokenizer, random_model, write
-from .serving_tools import application, ask, metrics, server
+from .serving_tools import application, ask, metrics, server, until
 
 TOKENIZER = piece_tokenizer("the cat sat on a mat ann saw rome who left good bad film . , : ##s")
 CONFIG = ModelConfig(len(TOKENIZER.vocabulary), 64, 2, 2, 128, 32)
@@ -468,9 +468,8 @@ def test_a_name_may_have_a_slash(served):
     with application(models, operations_of) as app:
         given = ask(app, "POST", "/v1/embeddings", {"input": "ann", "model": "org/vectors"})
     assert given.body["model"] == "org/vectors"
-    assert 'bertsmith_texts_total{method="embed",model="org/vectors"} 1.0' in (
-        metrics().text()[1].decode()
-    )
+    counted = 'bertsmith_texts_total{method="embed",model="org/vectors"} 1.0'
+    until(lambda: counted in metrics().text()[1].decode())  # after the answer
 
 
 def test_routes_are_those_of_what_the_models_can_do(served):
