@@ -157,7 +157,7 @@ class Served:
     def connect(self, timeout=20):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
-    def socket(self, timeout=20):
+    def raw(self, timeout=20):
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
     def ask(self, method, path, body=None, connection=None, **headers):
