@@ -5,24 +5,28 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from bertsmith.base.settings import nearest
 from bertsmith.inference.embeddings.pooling import PoolingSettings, pooling_settings
-from bertsmith.inference.embeddings.texts import embed
+from bertsmith.inference.embeddings.texts import TextRows, embed, finished
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER
 from bertsmith.inference.explanation import rolled_out
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor
 from bertsmith.serving.batching import Call, Job
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.features import Features, cumulate, gather_spans, text_rows
 from bertsmith.tasks.vectors import text_features
+from bertsmith.text.tokenizer.rows import Encoded, make_rows, text_room, truncate_pairs
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+Cut = Literal["right", "left", "none"]
+"""What a text loses that is too long: its end, its start, or nothing, for it is refused."""
 ATTENTION_TOKENS = 64  # of a text whose attention is shown; longer ones are cut
 ANSWERS = "classify", "score", "tag", "answer", "choose"  # methods of a fine-tuned model, one each
 
@@ -143,9 +147,9 @@ class ServedModel:
 
     def _most_tokens(self, method: str, options: dict[str, Any]) -> int:
         """Tokens that are read of a text: of one that is cut no more than the model reads."""
-        if method == "embed" and options.get("long_texts") != "windows":
+        if method.startswith("embed") and options.get("long_texts") != "windows":
             return self.predictor.config.max_positions
-        if method in ("classify", "score"):
+        if method in ("classify", "score", "outputs"):
             encoding = self.predictor.model_task.encoding
             if encoding.long_texts != "windows":
                 return encoding.max_length
@@ -167,6 +171,8 @@ def about_tokens(item: Any) -> int:
     >>> about_tokens(("A fine film.", "Really?"))
     8
     """
+    if isinstance(item, int):
+        return 1  # the id of a piece
     if isinstance(item, str):
         return 2 + (len(item) if item.isascii() else len(item.encode(errors="replace"))) // 4
     return sum(map(about_tokens, item)) if isinstance(item, tuple | list) else 0
@@ -175,7 +181,8 @@ def about_tokens(item: Any) -> int:
 def choose_model(
     models: dict[str, ServedModel], name: str | None, methods: Sequence[str]
 ) -> ServedModel:
-    """The model of that name, or without one the first that can do one of the methods.
+    """The model of that name, or without one the first that was made for one of the methods, or
+    can do it besides.
 
     Errors: ValueError for an unknown name, and a model that can do none of them.
     """
@@ -188,29 +195,33 @@ def choose_model(
                 f"model {name!r} cannot {' or '.join(methods)}, but {', '.join(found.methods)}"
             )
         return found
-    for found in models.values():
+    for found in sorted(models.values(), key=lambda model: model.methods[0] not in methods):
         if set(methods) & set(found.methods):
             return found
     raise ValueError(f"no model here can {' or '.join(methods)}")
 
 
 def _embed(
-    model: ServedModel, predictor: Predictor, items: list[Any], **options: Any
+    model: ServedModel, predictor: Predictor, items: list[Any], cut: Cut = "right", **options: Any
 ) -> list[tuple[np.ndarray, int]]:
     """(Vector, tokens) of each text."""
     pooling = model.pooling(tuple(options.items()))
-    found = embed(predictor, [text for (text,) in items], pooling)
-    return list(zip(found.vectors, found.tokens.tolist(), strict=True))
+    texts = [text for (text,) in items]
+    if cut == "right" and all(isinstance(text, str) for text in texts):
+        found = embed(predictor, texts, pooling)
+        return list(zip(found.vectors, found.tokens.tolist(), strict=True))
+    pooling.size(predictor.config.hidden_size)  # it refuses too many dimensions
+    rows, skip = _prompted_rows(predictor, items, cut, pooling)
+    vectors = predictor.vectors(rows, pooling.pool, skip)
+    vectors = finished(vectors, TextRows(rows, skip), pooling)
+    return list(zip(vectors, rows.lengths.tolist(), strict=True))
 
 
 def _embed_tokens(
-    model: ServedModel, predictor: Predictor, items: list[Any], **options: Any
+    model: ServedModel, predictor: Predictor, items: list[Any], cut: Cut = "right", **options: Any
 ) -> list[np.ndarray]:
     """The last states [T, H] of each text's tokens."""
-    pooling = model.pooling(tuple(options.items()))
-    length = pooling.max_length or predictor.config.max_positions
-    texts = [pooling.prompt + text for (text,) in items]
-    rows = text_features(predictor.tokenizer, texts, length)
+    rows, _ = _prompted_rows(predictor, items, cut, model.pooling(tuple(options.items())))
     states = np.empty((len(rows.ids), predictor.config.hidden_size), np.float32)
     every = np.arange(len(rows.ids))
     for places, (last,) in predictor.states_at(rows, every, [predictor.config.num_layers]):
@@ -219,19 +230,107 @@ def _embed_tokens(
 
 
 def _embed_sparse(
-    model: ServedModel, predictor: Predictor, items: list[Any], **options: Any
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(Pieces' ids, weights) of each text: of each piece the largest log(1 + relu(logit)) over the
-    text's tokens (SPLADE, Formal et al. 2021), those that are not 0."""
-    length = predictor.config.max_positions
-    rows = text_features(predictor.tokenizer, [text for (text,) in items], length)
+    model: ServedModel, predictor: Predictor, items: list[Any], cut: Cut = "right", **options: Any
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """(Pieces' ids, weights, tokens) of each text: of each piece the largest log(1 + relu(logit))
+    over the text's tokens (SPLADE, Formal et al. 2021), those that are not 0."""
+    rows, _ = _prompted_rows(predictor, items, cut, model.pooling(tuple(options.items())))
     found: list[Any] = [None] * len(rows)
-    pieces = len(predictor.tokenizer.vocabulary)
+    pieces, tokens = len(predictor.tokenizer.vocabulary), rows.lengths.tolist()
     for row, logits_TV in predictor.piece_logits(rows, np.arange(len(rows.ids))):
         weights_V = np.log1p(np.maximum(logits_TV[:, :pieces].max(axis=0), 0))
         ids = np.flatnonzero(weights_V)
-        found[row] = ids, weights_V[ids]
+        found[row] = ids, weights_V[ids], tokens[row]
     return found
+
+
+def _outputs(
+    model: ServedModel, predictor: Predictor, items: list[Any], cut: Cut = "right"
+) -> list[tuple[np.ndarray, int]]:
+    """(The head's outputs float32 [K], tokens) of each text or pair; too long ones lose their end
+    as in training."""
+    task = predictor.model_task
+    found: list[Any] = [None] * len(items)
+    encoding, are_classes = task.encoding, task.task.task_type == "classify"
+    for size in {len(item) for item in items}:
+        places = [k for k, item in enumerate(items) if len(item) == size]
+        own = [items[k] for k in places]
+        if cut == "right" or encoding.long_texts == "windows":
+            texts, *pairs = (list(column) for column in zip(*own, strict=True))
+            whole = text_rows(predictor.tokenizer, texts, pairs[0] if pairs else None, encoding)
+            rows = Features(**whole.fields(None, encoding))
+        else:
+            rows = _rows(predictor.tokenizer, own, encoding.max_length, cut)
+        outputs = rows.pooled(predictor.outputs(rows), encoding.pool, are_classes)
+        tokens = rows.lengths
+        if rows.unit_examples is not None:
+            tokens = np.bincount(rows.unit_examples, tokens).astype(np.int64)
+        for place, *answer in zip(places, outputs, tokens.tolist(), strict=True):
+            found[place] = tuple(answer)
+    return found
+
+
+def _prompted_rows(
+    predictor: Predictor, items: list[Any], cut: Cut, pooling: PoolingSettings
+) -> tuple[Features, int]:
+    """(Rows of texts with their prompt, tokens at the start of each that are not pooled)."""
+    tokenizer, prompt = predictor.tokenizer, pooling.prompt
+    if pooling.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    rows = _rows(
+        tokenizer, items, pooling.max_length or predictor.config.max_positions, cut, prompt
+    )
+    is_whole = pooling.pools_prompt or not prompt
+    return rows, 0 if is_whole else 1 + len(_encoded(tokenizer, [prompt]).ids)
+
+
+def _rows(
+    tokenizer: Tokenizer, items: list[Any], length: int, cut: Cut, prompt: str = ""
+) -> Features:
+    """The rows of texts or pairs; in place of a text may stand the ids of its pieces.
+
+    Errors: ValueError for one that is too long and must not be cut.
+    """
+    first, *second = (_encoded(tokenizer, column, prompt) for column in zip(*items, strict=True))
+    a = np.diff(first.boundaries)
+    b = np.diff(second[0].boundaries) if second else np.zeros_like(a)
+    room = text_room(length, bool(second))
+    if cut == "none" and (longest := int((a + b).max())) > room:
+        given = longest + length - room
+        raise ValueError(f"`inputs` must have less than {length} tokens. Given: {given}")
+    if cut == "left":
+        a_kept, b_kept = truncate_pairs(a, b, room)
+        first = _tails(first, a_kept, len(_encoded(tokenizer, [prompt]).ids))
+        second = [_tails(encoded, b_kept) for encoded in second]
+    pair = second[0] if second else None
+    rows = make_rows(first, pair, tokenizer.vocabulary, max_length=length)
+    return Features(rows.ids, rows.token_types, rows.boundaries, None, length, rows.num_cut)
+
+
+def _encoded(
+    tokenizer: Tokenizer, texts: Sequence[str | Sequence[int]], prompt: str = ""
+) -> Encoded:
+    words = [prompt + text for text in texts if isinstance(text, str)]
+    encoded = tokenizer.encode_batch(words, offsets=False)
+    if len(words) == len(texts):
+        return encoded
+    before, numbers = tokenizer.encode_batch([prompt], offsets=False).ids, iter(range(len(words)))
+    parts = [
+        encoded[next(numbers)].ids
+        if isinstance(text, str)
+        else np.concatenate([before, np.array(text, np.int32)])
+        for text in texts
+    ]
+    boundaries = cumulate(np.array([len(part) for part in parts]))
+    return Encoded(np.concatenate(parts), encoded.offsets[:0], encoded.word_ids[:0], boundaries)
+
+
+def _tails(encoded: Encoded, kept: np.ndarray, head: int = 0) -> Encoded:
+    """The last tokens of each text, as many as are kept [N], among them the first `head`."""
+    heads = np.minimum(head, kept)
+    starts = np.stack([encoded.boundaries[:-1], encoded.boundaries[1:] - (kept - heads)], axis=1)
+    return gather_spans(encoded, starts, np.stack([heads, kept - heads], axis=1))
 
 
 def _fill_together(
@@ -297,6 +396,7 @@ OWN_CALLS: dict[str, Callable[..., Sequence[Any]]] = {
     "embed": _embed,
     "embed_tokens": _embed_tokens,
     "embed_sparse": _embed_sparse,
+    "outputs": _outputs,
     "fill_together": _fill_together,
     "fill_words": _fill_words,
     "fill_candidates": _fill_candidates,

@@ -9,6 +9,7 @@ import msgspec
 
 from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Operation, Request
+from bertsmith.serving.compatible import COMPATIBLE
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.routes import OPEN, OPERATIONS
 from bertsmith.serving.settings import ServingSettings
@@ -21,6 +22,7 @@ REFUSALS = {
     "413": "too large",
     "415": "a body that is no JSON",
     "422": "a field that cannot be, which is named",
+    "424": "a model of another kind",
     "429": "too many wait: try again after Retry-After seconds",
     "500": "a fault of the server",
     "504": "no answer in time",
@@ -44,8 +46,8 @@ class Errors(msgspec.Struct):
 def operations_of(models: dict[str, ServedModel], settings: ServingSettings) -> list[Operation]:
     """What these models can do, the public pages among it."""
     methods = {method for model in models.values() for method in model.methods}
-    found = [*OPEN]
-    found += [operation for needed, operation in OPERATIONS if methods & set(needed)]
+    found, known = [*OPEN], [*OPERATIONS, *COMPATIBLE]
+    found += [operation for needed, operation in known if methods & set(needed)]
     document = described(found)
 
     async def openapi(app: Application, request: Request, body: None) -> Any:

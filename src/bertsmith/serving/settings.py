@@ -52,7 +52,8 @@ class ServingSettings:
     drain: Annotated[float, NotNegative, Advanced] = 10.0
     """Seconds after SIGTERM in which open connections still get their answers."""
     allow_token_ids: bool = False
-    """Take lists of token ids in place of texts; they must be of the model's own vocabulary."""
+    """Take lists of token ids at /v1/embeddings, too; they must be of the model's own vocabulary,
+    as those at /embed are."""
     log: Literal["errors", "requests", "texts"] = "requests"
     """A line of JSON on stderr for failures alone, for every request, or with its body as well."""
 
