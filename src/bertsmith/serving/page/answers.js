@@ -3,7 +3,7 @@
 // A view: { id, title, about, needs, fields(model), examples(model), answer({ask, values, ...}) }.
 // `ask(path, body)` is the server's answer by one model, `answer` makes an element of it.
 
-import { bars, capitalized, element, lines, marked, note, part, percent } from "./elements.js";
+import { bars, capitalized, element, lines, marked, note, part, percent, signed } from "./elements.js";
 
 const MASK = "[MASK]";
 const WORDS_SHOWN = 12;
@@ -155,7 +155,7 @@ export const classify = {
 /** A class with probabilities, labels with theirs, or a score. */
 function labelled(answer) {
   if (answer.score !== undefined) {
-    const score = element("p", { class: "figure" }, answer.score.toFixed(3));
+    const score = element("p", { class: "figure" }, signed(answer.score));
     return part("Score", score, note("A regression: the scale is that of its training data."));
   }
   const chosen = answer.labels ?? [answer.label];
@@ -183,7 +183,7 @@ function explained({ words, label, measures, method }, texts) {
         {
           class: score < 0 ? "word against" : "word for",
           style: { "--share": Math.abs(score) / most },
-          title: score.toFixed(3),
+          title: signed(score),
         },
         said,
       ),
@@ -193,15 +193,16 @@ function explained({ words, label, measures, method }, texts) {
   const rows = sorted.slice(0, WORDS_SHOWN).map(({ text, score }) => ({
     name: text,
     share: score / most,
-    text: score.toFixed(3),
+    text: signed(score),
   }));
   const isSigned = method !== "rollout";
+  const what = label === null ? "a high score" : "it";
   const title = label === null ? "Which words mattered" : `Which words mattered for “${label}”`;
   return part(
     title,
     texted,
-    isSigned && legend([["for", "speaks for it"], ["against", "speaks against it"]]),
-    bars(rows, { signed: isSigned }),
+    isSigned && legend([["for", `speaks for ${what}`], ["against", `speaks against ${what}`]]),
+    bars(rows, { isSigned }),
     words.length > WORDS_SHOWN && note(`The ${WORDS_SHOWN} furthest from 0 of ${words.length}.`),
     note(`${capitalized(measures)}.`),
   );
@@ -280,8 +281,9 @@ export const tag = {
   ],
   async answer({ ask, values, model }) {
     const [found] = (await ask("v1/tag", { text: values.text })).answers;
-    const types = [...new Set(model.labels.map((label) => label.replace(/^[BI]-/, "")))];
-    const hueOf = (type) => Math.round((types.indexOf(type) * 360) / types.length + 200) % 360;
+    const tags = model.labels.filter((label) => label !== "O");
+    const types = [...new Set(tags.map((label) => label.replace(/^[BI]-/, "")))];
+    const hueOf = (type) => Math.round((types.indexOf(type) * 360) / types.length + 210) % 360;
     const text = marked(values.text, found.entities, ({ type, confidence }, said) =>
       element(
         "mark",
@@ -336,6 +338,7 @@ export const choose = {
   ],
   async answer({ ask, values }) {
     const options = lines(values.options);
+    if (options.length < 2) throw new Error("Write two options or more, one a line.");
     const [found] = (await ask("v1/choose", { prompt: values.prompt, options })).answers;
     const rows = options.map((option, number) => ({
       name: option,

@@ -24,8 +24,14 @@ export function element(name, attributes = {}, ...children) {
 /** A probability as people read it. */
 export function percent(probability) {
   if (probability > 0.999 && probability < 1) return "> 99.9%";
-  if (probability > 0 && probability < 0.0005) return `${(100 * probability).toExponential(1)}%`;
-  return `${(100 * probability).toFixed(1)}%`;
+  if (probability > 0 && probability < 1e-6) return "< 0.0001%";
+  const digits = probability > 0 && probability < 0.001 ? 4 : 1;
+  return `${(100 * probability).toFixed(digits)}%`;
+}
+
+/** A number with a minus sign, which is as wide as a plus, in place of a hyphen. */
+export function signed(number, digits = 3) {
+  return number.toFixed(digits).replace("-", "−");
 }
 
 /** The lines of a text that say something. */
@@ -47,19 +53,19 @@ export function note(text) {
 }
 
 /**
- * A list of bars: { name, share, text, best }, `share` in 0 to 1, or -1 to 1 where `signed`, which
+ * A list of bars: { name, share, text, best }, `share` in 0 to 1, or -1 to 1 where `isSigned`, which
  * puts nought in the middle. `name` may be an element.
  */
-export function bars(rows, { signed = false } = {}) {
+export function bars(rows, { isSigned = false } = {}) {
   const items = rows.map(({ name, share, text, best }) => {
     const side = share < 0 ? "against" : "for";
     const size = { "--share": Math.min(1, Math.abs(share)) };
-    const fill = element("span", { class: `fill ${signed ? side : ""}`, style: size });
+    const fill = element("span", { class: `fill ${isSigned ? side : ""}`, style: size });
     return element(
       "li",
       { class: best ? "best" : null },
       element("span", { class: "name", dir: "auto" }, name),
-      element("span", { class: signed ? "track signed" : "track", "aria-hidden": "true" }, fill),
+      element("span", { class: isSigned ? "track signed" : "track", "aria-hidden": "true" }, fill),
       element("span", { class: "value" }, text),
     );
   });
@@ -96,7 +102,7 @@ export function heatTable({ caption, rows, columns, values, shade, digits = null
       {},
       element("th", { scope: "row", dir: "auto" }, rows[row]),
       numbers.map((number) => {
-        const told = number.toFixed(digits ?? 3);
+        const told = signed(number, digits ?? 3);
         const shown = element("span", { class: digits === null ? "unseen" : null }, told);
         return element("td", { style: { "--share": shade(number) }, title: told }, shown);
       }),

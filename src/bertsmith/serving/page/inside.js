@@ -2,7 +2,7 @@
 // in the browser.
 
 import {
-  bars, element, heatTable, labelledSelect, lines, marked, note, part, percent,
+  bars, element, heatTable, labelledSelect, lines, marked, note, part, percent, signed,
 } from "./elements.js";
 
 const ROW = 32; // pixels between two tokens of the lines
@@ -233,7 +233,7 @@ function matrix(names, buttons, weights) {
     values: weights,
     shade: (weight) => weight / most,
   });
-  return element("div", {}, table, note(`The darkest is ${percent(most)}; a row sums to 100%.`));
+  return element("div", {}, table, note(`The strongest is ${percent(most)}; a row sums to 100%.`));
 }
 
 function rolledOut({ rollout }, buttons) {
@@ -295,9 +295,9 @@ export const similarity = {
       "div",
       {},
       table,
-      note(`The palest is the lowest, ${lowest.toFixed(2)}.`),
+      note(`The faintest is the lowest, ${signed(lowest, 2)}.`),
       part(
-        `Most alike: ${from + 1} and ${to + 1}, ${cosine.toFixed(3)}`,
+        `Most alike: ${from + 1} and ${to + 1}, ${signed(cosine)}`,
         [from, to].map((number) => element("p", { class: "text", dir: "auto" }, texts[number])),
       ),
     );
@@ -331,7 +331,7 @@ export const search = {
     const rows = found.slice(0, FOUND).map(({ text, cosine }, rank) => ({
       name: text,
       share: Math.max(0, cosine),
-      text: cosine.toFixed(3),
+      text: signed(cosine),
       best: rank === 0,
     }));
     const more = texts.length > FOUND && note(`The first ${FOUND} of ${texts.length} lines.`);

@@ -161,6 +161,7 @@ function modelControls(view, model) {
   const others = comparable(view, model).map(({ id }) => [id, id]);
   const choose = (name) => (value) => {
     state[name] = value;
+    if (name === "model") delete state.values.masked; // another model may have other tokens
     if (state.versus === chosen(view).id) state.versus = "";
     drawForm();
     if (hasAsked) ask();
@@ -173,7 +174,7 @@ function modelControls(view, model) {
   if (others.length) {
     const given = others.some(([id]) => id === state.versus) ? state.versus : "";
     const beside = [["", "none"], ...others];
-    found.push(labelledSelect("versus", "Beside it", beside, given, choose("versus")));
+    found.push(labelledSelect("versus", "Compare with", beside, given, choose("versus")));
   }
   return found;
 }
@@ -326,7 +327,7 @@ addEventListener("popstate", () => {
   draw();
 });
 addEventListener("error", (event) => tell(`A fault of this page: ${event.message}`));
-addEventListener("unhandledrejection", (event) => tell(`A fault of this page: ${event.reason}`));
+addEventListener("unhandledrejection", (event) => tell(event.reason?.message ?? `${event.reason}`));
 
 setTheme(localStorage.getItem("bertsmith-theme") ?? "light dark");
 start();

@@ -114,7 +114,6 @@ function reportLink(model, name) {
     event.preventDefault();
     const address = URL.createObjectURL(await (await fetched(path)).blob());
     element("a", { href: address, download: name }).click();
-    URL.revokeObjectURL(address);
   });
   return link;
 }
