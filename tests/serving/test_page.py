@@ -4,7 +4,10 @@ import asyncio
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.model.config import ModelConfig
@@ -171,3 +174,24 @@ def test_files_are_read_only_by_get(models):
     app = application(models)
     assert get(app, "/reports/reviews/report.html", "HEAD")[0] == 200
     assert get(app, "/reports/reviews/report.html", "DELETE")[0] == 405
+
+
+def test_attention_of_masked_tokens_is_that_of_transformers(models):
+    model = models["reviews"]
+    call = model.call("attention", masked=(2,))
+    (found,) = call([("a b a",)], 1)
+    assert found["tokens"] == ["[CLS]", "a", "[MASK]", "a", "[SEP]"]
+    ids = torch.tensor(
+        [model.predictor.tokenizer.vocabulary.ids[piece] for piece in found["tokens"]]
+    )
+    other = transformers.BertModel.from_pretrained(model.folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = other(ids[None], output_attentions=True).attentions
+    # told to four digits
+    np.testing.assert_allclose(found["attention"], torch.cat(expected).numpy(), atol=6e-5)
+
+
+@pytest.mark.parametrize("number", [0, 4, 9])
+def test_neither_cls_nor_sep_nor_what_is_not_there_is_masked(models, number):
+    with pytest.raises(ValueError, match=f"masked: token {number}: expected 1 to 3, of 'a b a'"):
+        models["reviews"].call("attention", masked=(number,))([("a b a",)], 1)

@@ -399,6 +399,7 @@ def test_attention_and_a_masked_token(visit):
     visit.press("Lines")
     visit.ask(Text="a b c d e f g h i j " * 9)  # more than are shown
     assert visit.page.locator("#result button.token").count() == 64
+    assert "The first 64 tokens" in visit.result
 
 
 def test_similar_sentences_and_search(visit):
@@ -483,6 +484,17 @@ def test_a_link_holds_everything(browser, address):
     assert visit.result == seen
     other.close()
     visit.close()
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["#nothing", "#?", "#fill?model=x&versus=y&mode=z&top=-1", "#tokens?__proto__=a&%E0%A4%A=%"],
+)
+def test_a_link_of_what_is_not_here_shows_the_beginning(browser, address, link):
+    visit = Visit(browser, address + "/" + link)
+    visit.done()
+    assert "Try one" in visit.result and visit.error == ""
+    visit.context.close()
 
 
 def test_the_back_button_leads_to_the_tab_before(browser, address):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from importlib.resources import files
+from pathlib import Path
 
 from bertsmith.serving.application import Application, Headers, Operation, Refused, Reply, Request
 from bertsmith.serving.models import ServedModel
@@ -29,9 +29,8 @@ FOR_EVER = b"public, max-age=31536000, immutable"  # the address has a digest of
 
 def page_operations(models: Iterable[ServedModel]) -> list[Operation]:
     """The page at /, its files below /page/DIGEST/, and reports at /reports/MODEL/FILE."""
-    assets = {
-        entry.name: entry.read_bytes() for entry in files(__package__).joinpath("page").iterdir()
-    }
+    folder = Path(__file__).with_name("page")
+    assets = {path.name: path.read_bytes() for path in folder.iterdir()}
     names = sorted(assets)
     digest = hashlib.sha256(b"".join(assets[name] for name in names)).hexdigest()[:16]
     index = assets.pop("index.html").replace(b"page/HASH/", f"page/{digest}/".encode())

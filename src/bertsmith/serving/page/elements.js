@@ -171,7 +171,7 @@ export function field(spec, value, changed) {
     const isLine = spec.kind === "line";
     control = element(isLine ? "input" : "textarea", {
       ...shared,
-      rows: isLine ? null : (spec.rows ?? 4),
+      style: { "--rows": spec.rows ?? 4 },
       dir: "auto",
       placeholder: spec.placeholder,
       spellcheck: "false",

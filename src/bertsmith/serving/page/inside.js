@@ -7,6 +7,7 @@ import {
 
 const ROW = 32; // pixels between two tokens of the lines
 const FAINT = 0.02; // weights below are not drawn
+const MOST = 64; // tokens of which the server tells the attention
 const FOUND = 20; // lines of a search that are shown
 
 export const tokens = {
@@ -97,7 +98,8 @@ export const attention = {
         onclick: number > 0 && number < last ? () => toggle(number) : null,
       }),
     );
-    if (values.view === "rollout") return rolledOut(found, buttons);
+    const isCut = found.tokens.length === MOST && note(`The first ${MOST} tokens, no more.`);
+    if (values.view === "rollout") return element("div", {}, rolledOut(found, buttons), isCut);
     const chosen = chooseHead(found.attention, values);
     const shown = values.view === "matrix" ? matrix : linesBetween;
     return element(
@@ -105,6 +107,7 @@ export const attention = {
       {},
       headControls(found.attention, chosen, change, model),
       shown(found.tokens, buttons, chosen.weights),
+      isCut,
     );
   },
 };
