@@ -349,7 +349,7 @@ def test_a_choice(visit):
     visit.page.get_by_label("Options, one a line").fill("and enters")
     visit.page.get_by_role("button", name="Ask", exact=True).click()
     visit.page.wait_for_selector("#error:not(:empty)")
-    assert "two options" in visit.error
+    assert "two options" in visit.error and visit.result == ""
     visit.ask(**{"Options,_one_a_line": "a\nb"})
     assert visit.error == ""
 
@@ -617,5 +617,6 @@ def test_refusals_are_told_and_the_page_stays(folders, browser):
     visit.page.get_by_label("Text", exact=True).fill("more")
     visit.page.get_by_role("button", name="Ask", exact=True).click()
     visit.page.get_by_text("The server does not answer").wait_for()
+    assert visit.page.get_by_label("Text", exact=True).input_value() == "more"
     assert visit.page.get_by_role("tab").count() == 7
     visit.context.close()

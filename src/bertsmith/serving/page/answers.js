@@ -3,7 +3,9 @@
 // A view: { id, title, about, needs, fields(model), examples(model), answer({ask, values, ...}) }.
 // `ask(path, body)` is the server's answer by one model, `answer` makes an element of it.
 
-import { bars, capitalized, element, lines, marked, note, part, percent, signed } from "./elements.js";
+import {
+  bars, capitalized, element, lines, marked, note, part, percent, signed,
+} from "./elements.js";
 
 const MASK = "[MASK]";
 const WORDS_SHOWN = 12;
@@ -135,7 +137,7 @@ export const classify = {
       : [
           { text: "A fine film, warm and wise." },
           { text: "Two hours of rain would have been more fun." },
-          { text: "The plot is thin, but the acting saves it." },
+          { text: "The plot is thin, but the acting is wonderful." },
         ],
   async answer({ ask, values }) {
     const texts = { text: values.text };
@@ -213,7 +215,7 @@ function legend(entries) {
     element(
       "li",
       {},
-      element("span", { class: `swatch ${kind}`, style: hue === undefined ? {} : { "--hue": hue } }),
+      element("span", { class: `swatch ${kind}`, style: { "--hue": hue ?? 0 } }),
       title,
     ),
   );

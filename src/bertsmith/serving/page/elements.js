@@ -3,7 +3,7 @@
 
 const SVG = new Set(["svg", "line"]);
 
-/** An element: `on...` are listeners, `style` sets custom properties, false and null are left out. */
+/** An element: `on...` are listeners, `style` sets properties, false and null are left out. */
 export function element(name, attributes = {}, ...children) {
   const made = SVG.has(name)
     ? document.createElementNS("http://www.w3.org/2000/svg", name)
@@ -53,8 +53,8 @@ export function note(text) {
 }
 
 /**
- * A list of bars: { name, share, text, best }, `share` in 0 to 1, or -1 to 1 where `isSigned`, which
- * puts nought in the middle. `name` may be an element.
+ * A list of bars: { name, share, text, best }, `share` in 0 to 1, or -1 to 1 where `isSigned`,
+ * which puts nought in the middle. `name` may be an element.
  */
 export function bars(rows, { isSigned = false } = {}) {
   const items = rows.map(({ name, share, text, best }) => {

@@ -129,7 +129,7 @@ function tokenButton(token, { id, isMasked, onclick }) {
   );
 }
 
-/** The layer and head that are asked for, as far as the model has them, and their weights [T, T]. */
+/** The layer and head asked for, as far as the model has them, and their weights [T, T]. */
 function chooseHead(layers, values) {
   const layer = Math.min(Number(values.layer) || layers.length, layers.length);
   const heads = layers[layer - 1];

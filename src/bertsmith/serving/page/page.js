@@ -72,7 +72,7 @@ function readLink() {
   state = { tab, model, versus, values };
 }
 
-/** Write the state in the address: as a page of its own to go back from, or in place of the last. */
+/** Write the state in the address: as a page to go back from, or in place of the last. */
 function writeLink(isNew) {
   clearTimeout(writing);
   if (link() === location.hash) return;
@@ -256,7 +256,8 @@ async function run(asked, view) {
   const made = done.flatMap(({ value }) => (value ? [value] : []));
   tell([...new Set(failed.map((error) => error.message))].join(" · "), failed[0]?.field);
   if (failed.some((error) => error.status === 401)) askForKey();
-  if (made.length) keepFocus(() => at("result").replaceChildren(...made));
+  // where nothing was made the answer before goes, too: it was to another text
+  keepFocus(() => at("result").replaceChildren(...made));
   at("result").classList.toggle("beside", made.length > 1);
   const took = Math.max(1, Math.round(performance.now() - started));
   at("status").textContent = made.length && view.fields ? `Answered in ${took} ms` : "";
