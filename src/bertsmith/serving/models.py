@@ -75,8 +75,14 @@ class ServedModel:
             "max_tokens": config.max_positions,
             "dimensions": self.pooling(()).size(config.hidden_size),
             "precision": f"{own.engine}, {own.precision}",
-            "reports": [path.name for path in sorted(self.folder.glob("*.html"))],
+            "reports": list(self.reports),
         }
+
+    @functools.cached_property
+    def reports(self) -> tuple[str, ...]:
+        """Names of the reports that lay in the folder when it was opened."""
+        found = (path for path in self.folder.glob("*.html") if path.is_file())
+        return tuple(sorted(path.name for path in found))
 
     @functools.cached_property
     def methods(self) -> tuple[str, ...]:
@@ -374,17 +380,29 @@ def _tokenize(
     return found
 
 
-def _attention(model: ServedModel, predictor: Predictor, items: list[Any]) -> list[Any]:
-    """Tokens, attention [L, A, T, T] by PyTorch, and the tokens' shares in [CLS] by rollout."""
+def _attention(
+    model: ServedModel, predictor: Predictor, items: list[Any], masked: tuple[int, ...]
+) -> list[Any]:
+    """Tokens, attention [L, A, T, T] by PyTorch, and the tokens' shares in [CLS] by rollout.
+
+    `masked` are the numbers of tokens that [MASK] stands for. Errors: ValueError for others.
+    """
     found = []
+    vocabulary = predictor.tokenizer.vocabulary
     for (text,) in items:
         length = min(ATTENTION_TOKENS, predictor.config.max_positions)
         row: Features = text_features(predictor.tokenizer, [text], length)
+        last = len(row.ids) - 1
+        for number in masked:
+            if not 0 < number < last:
+                raise ValueError(
+                    f"masked: token {number}: expected 1 to {last - 1}, of {text!r:.60}"
+                )
+            row.ids[number] = vocabulary.mask_id
         layers = predictor.pytorch(ENCODER).attention_probabilities(row)
-        pieces = predictor.tokenizer.vocabulary.pieces
         found.append(
             {
-                "tokens": [pieces[piece] for piece in row.ids.tolist()],
+                "tokens": [vocabulary.pieces[piece] for piece in row.ids.tolist()],
                 "attention": np.round(np.stack(layers), 4),
                 "rollout": rolled_out(layers).tolist(),
             }

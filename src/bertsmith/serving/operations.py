@@ -11,6 +11,7 @@ from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Operation, Request
 from bertsmith.serving.compatible import COMPATIBLE
 from bertsmith.serving.models import ServedModel
+from bertsmith.serving.page import page_operations
 from bertsmith.serving.routes import OPEN, OPERATIONS
 from bertsmith.serving.settings import ServingSettings
 
@@ -54,7 +55,7 @@ def operations_of(models: dict[str, ServedModel], settings: ServingSettings) -> 
         return document
 
     found.append(Operation("/openapi.json", openapi, summary="This description", is_open=True))
-    return found
+    return [*found, *page_operations(models.values())]
 
 
 def described(operations: Sequence[Operation]) -> dict[str, Any]:

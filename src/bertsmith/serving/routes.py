@@ -62,6 +62,12 @@ class Text(Body):
     text: Texts
 
 
+class Attend(Text):
+    """A text, or a list of texts; `masked`: numbers of tokens that [MASK] takes the place of."""
+
+    masked: list[Annotated[int, Meta(ge=1)]] = []
+
+
 class Ask(Body):
     """A question and the context that may answer it, or lists of both."""
 
@@ -305,9 +311,10 @@ async def tokenize(app: Application, request: Request, body: Tokenize) -> Any:
     return {"model": model.name, "answers": answers}
 
 
-async def attention(app: Application, request: Request, body: Text) -> Any:
+async def attention(app: Application, request: Request, body: Attend) -> Any:
     model = app.model(body.model, "embed")
-    answers = await app.ask(request, model, "attention", columns(text=body.text))
+    items = columns(text=body.text)
+    answers = await app.ask(request, model, "attention", items, masked=tuple(body.masked))
     return {"model": model.name, "answers": answers}
 
 
@@ -356,7 +363,7 @@ OPERATIONS: Sequence[tuple[tuple[str, ...], Operation]] = (
     ),
     (
         ("embed",),
-        Operation("/v1/attention", attention, Text, Attentions, "Attention weights", FILM),
+        Operation("/v1/attention", attention, Attend, Attentions, "Attention weights", FILM),
     ),
 )  # fmt: skip
 """(Methods of which a model must have one, the operation)."""

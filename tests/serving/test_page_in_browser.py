@@ -1,0 +1,622 @@
+"""The page in Chromium: every feature at two widths, light and dark, by mouse and by keyboard.
+
+A server with small random models of every kind answers. Contrast is computed here from the colours
+that the browser computed (WCAG 2.2, 1.4.3).
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import (
+    BareModel,
+    OptionScorer,
+    PreTrainingModel,
+    SequenceClassifier,
+    SpanPredictor,
+    TokenClassifier,
+)
+
+from ..tiny import piece_tokenizer, random_model, write
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?<>/=()'-"
+TOKENIZER = piece_tokenizer(" ".join([*LETTERS, *(f"##{letter}" for letter in LETTERS)]))
+CONFIG = ModelConfig(len(TOKENIZER.vocabulary), 64, 2, 2, 64, 256)
+EVIL = "<script>hacked=1</script><img src=x onerror=hacked=1>"
+MODELS = {  # name: head, its outputs, what else is written
+    "reviews": (SequenceClassifier, 2, {"label_names": (EVIL, "good")}),
+    "rival": (SequenceClassifier, 2, {"label_names": ("bad", "good"), "seed": 3}),
+    "pairs": (SequenceClassifier, 1, {"run": {"task": "stsb"}}),
+    "topics": (
+        SequenceClassifier, 3,
+        {"label_names": ("sport", "war", "art"), "extra_config": {"kind": "multilabel"}},
+    ),
+    "books": (PreTrainingModel, None, {}),
+    "ner": (TokenClassifier, 3, {"label_names": ("O", "B-PER", "I-PER")}),
+    "squad": (SpanPredictor, 2, {}),
+    "squad2": (
+        SpanPredictor, 2,
+        {"extra_config": {"kind": "answer", "thresholds": {"null_threshold": -99.0}}},
+    ),
+    "swag": (OptionScorer, 1, {}),
+    "vectors": (BareModel, None, {}),
+}  # fmt: skip
+REPORT = """<!doctype html><title>a report</title><style>p { color: rgb(1, 2, 3) }</style>
+<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw="><p>by itself</p><script>
+document.title = "it ran"
+fetch("/v1/models").then(() => document.title = "it asked", () => {})
+try { document.title += sessionStorage.length } catch { document.title += ", alone" }
+</script>"""
+KEY = "open-sesame"
+
+# Of each visible element with its own text: the text, size, weight, colour, grounds beneath it.
+TEXTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true })
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1)
+    canvas.fillStyle = colour
+    canvas.fillRect(0, 0, 1, 1)
+    return [...canvas.getImageData(0, 0, 1, 1).data].map((value) => value / 255)
+  }
+  const found = []
+  for (const own of document.querySelectorAll("body *")) {
+    const isControl = /^(INPUT|TEXTAREA|SELECT)$/.test(own.tagName) && own.type !== "radio"
+    const words = [...own.childNodes].filter((node) => node.nodeType === 3)
+    const text = isControl ? own.value : words.map((node) => node.data).join("").trim()
+    if (!text || !own.checkVisibility() || /^(OPTION|SCRIPT)$/.test(own.tagName)) continue
+    if (own.closest(".unseen")) continue
+    const style = getComputedStyle(own)
+    const grounds = []
+    for (let box = own; box; box = box.parentElement) {
+      grounds.push(rgba(getComputedStyle(box).backgroundColor))
+    }
+    const weight = Number(style.fontWeight), size = parseFloat(style.fontSize)
+    found.push({ text, size, weight, colour: rgba(style.color), grounds })
+  }
+  return found
+}"""
+
+
+@contextlib.contextmanager
+def served(*words):
+    """The address of a server on a free port."""
+    command = [sys.executable, "-m", "bertsmith", "serve", *map(str, words), "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "--log", "errors"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        line = process.stdout.readline()
+        yield re.search(r"http://[\d.:]+\d", line)[0]
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for name, (head, outputs, written) in MODELS.items():
+        sizes = () if outputs is None else (outputs,)
+        random_model(folder / name, TOKENIZER, head, *sizes, config=CONFIG, std=0.2, **written)
+    write(folder / "reviews" / "report.html", REPORT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folders):
+    with served(*(f"{name}={folders / name}" for name in MODELS)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+
+class Visit:
+    """A page at an address, and what went wrong on it."""
+
+    def __init__(self, browser, address, width=1280, scheme="light", **options):
+        viewport = {"width": width, "height": 800}
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
+        self.address, self.width, self.faults = address, width, []
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self._hear)
+        self.page.on("request", self._see)
+        self.page.goto(address)
+
+    def _hear(self, message):
+        if message.type in ("error", "warning"):
+            self.faults.append(message.text)
+
+    def _see(self, request):
+        if not request.url.startswith((self.address + "/", "data:")):
+            self.faults.append(f"request to {request.url}")
+
+    def tab(self, name):
+        self.page.get_by_role("tab", name=name, exact=True).click()
+        self.done()
+
+    def done(self):
+        """Wait for an answer."""
+        self.page.wait_for_selector("#result:not([aria-busy]) > *")
+
+    def ask(self, **values):
+        for label, value in values.items():
+            self.page.get_by_label(label.replace("_", " "), exact=True).fill(value)
+        self.page.get_by_role("button", name="Ask", exact=True).click()
+        self.page.wait_for_selector("#status:not(:empty)")
+        self.check()
+
+    def choose(self, label, value):
+        """Take an option of a select, or of a group of radio buttons."""
+        self.page.get_by_label(label, exact=True).select_option(value)
+        self.settle()
+
+    def press(self, name):
+        self.page.get_by_role("radio", name=name, exact=True).check(force=True)
+        self.settle()
+
+    def settle(self):
+        self.page.wait_for_load_state("networkidle")
+        self.done()
+        self.check()
+
+    @property
+    def result(self):
+        return self.page.inner_text("#result")
+
+    @property
+    def error(self):
+        return self.page.inner_text("#error")
+
+    def check(self):
+        """No fault, nothing wider than the screen, no text that is hard to read, nothing run."""
+        assert not self.faults
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= self.width
+        assert not self.page.evaluate("'hacked' in window")
+        self.page.mouse.move(0, 0)
+        faint = [
+            (round(ratio, 2), text["text"][:30])
+            for text in self.page.evaluate(TEXTS)
+            if (ratio := contrast(text)) < least_contrast(text)
+        ]
+        assert not faint
+
+    def close(self):
+        assert not self.faults
+        self.context.close()
+
+
+def over(upper, lower):
+    """A colour (red, green, blue, share) above an opaque one."""
+    share = upper[3]
+    mixed = (a * share + b * (1 - share) for a, b in zip(upper[:3], lower[:3], strict=True))
+    return (*mixed, 1.0)
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(text):
+    """The ratio of a text's and its ground's luminance, 1 to 21."""
+    ground = (1.0, 1.0, 1.0, 1.0)
+    for colour in reversed(text["grounds"]):
+        ground = over(colour, ground)
+    pair = sorted(luminance(c) for c in (ground, over(text["colour"], ground)))
+    return (pair[1] + 0.05) / (pair[0] + 0.05)
+
+
+def least_contrast(text):
+    """Of WCAG AA: 3 for large texts, 4.5 for others."""
+    is_large = text["size"] >= 24 or (text["size"] >= 18.66 and text["weight"] >= 700)
+    return 3 if is_large else 4.5
+
+
+def test_contrast_is_that_of_the_standard():
+    grey = {"colour": [0.5, 0.5, 0.5, 1], "grounds": [[0, 0, 0, 0], [1, 1, 1, 1]]}
+    assert contrast(grey | {"colour": [0, 0, 0, 1]}) == pytest.approx(21)
+    assert contrast(grey) == pytest.approx(3.98, abs=0.01)  # as WebAIM's checker has #808080
+    assert contrast(grey | {"colour": [0, 0, 0, 0.5]}) == pytest.approx(3.98, abs=0.01)
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def scheme(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[1280, 390])
+def visit(request, browser, address, scheme):
+    found = Visit(browser, address, request.param, scheme)
+    found.done()
+    yield found
+    found.close()
+
+
+def test_it_is_there_within_a_second(browser, address):
+    visit = Visit(browser, address)
+    visit.done()
+    paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    assert visit.page.evaluate(paints) < 1000
+    assert visit.page.get_by_text("Try one").count() == 1
+    visit.close()
+
+
+def test_classes_and_words(visit):
+    visit.tab("Classify")
+    visit.choose("Model", "reviews")
+    visit.page.get_by_role("button", name="A fine film, warm and wise.").click()
+    visit.settle()
+    assert "good" in visit.result and "Occlusion: how far" in visit.result
+    assert visit.page.locator("mark.word").count() == 8  # six words, a comma and a stop
+    for name, measure in (("Gradient × input", "Gradient x input"), ("Rollout", "rollout")):
+        visit.press(name)
+        assert measure in visit.result
+    assert "speaks against" not in visit.result  # rollout has no direction
+    visit.press("Occlusion")
+    visit.choose("Words for the label", "good")
+    assert "mattered for “good”" in visit.result
+    visit.press("Off")
+    assert visit.page.locator("mark.word").count() == 0
+    visit.press("Occlusion")
+    visit.ask(Text=f"{EVIL} 😀 fine")  # words keep their places after it
+    assert EVIL in visit.result  # of the text and of the label's name
+    assert visit.page.locator("mark.word").last.inner_text() == "fine"
+
+
+def test_two_models_beside_each_other(visit):
+    visit.tab("Classify")
+    visit.choose("Model", "reviews")
+    visit.choose("Compare with", "rival")
+    visit.ask(Text="a fine film")
+    names = visit.page.locator("#result h2").all_inner_texts()
+    assert names == ["reviews", "rival"]
+    assert visit.page.locator("#result .bars").count() == 4
+    visit.choose("Compare with", "")
+    assert visit.page.locator("#result h2").count() == 0
+
+
+def test_labels_and_a_score_of_two_texts(visit):
+    visit.tab("Classify")
+    visit.choose("Model", "topics")
+    visit.ask(Text="a fine film")
+    assert all(label in visit.result for label in ("sport", "war", "art", "of its own"))
+    visit.choose("Model", "pairs")
+    visit.ask(First_text="a man sings.", Second_text=EVIL)
+    assert "Score" in visit.result and EVIL in visit.result
+    visit.choose("Model", "reviews")
+
+
+def test_masks(visit):
+    visit.tab("Fill")
+    visit.ask(**{"Text_with_[MASK]": "the [MASK] sat on the [MASK]."})
+    assert "Mask 2 of 2" in visit.result and visit.page.locator(".bars li").count() == 10
+    visit.press("All together")
+    assert "Likeliest fillings" in visit.result and " … " in visit.result
+    visit.choose("Words to show", "10")
+    assert visit.page.locator(".bars li").count() == 10
+    visit.page.get_by_role("button", name="Insert [MASK]").click()
+    assert visit.page.get_by_label("Text with [MASK]").input_value().count("[MASK]") == 3
+    visit.ask(**{"Text_with_[MASK]": f"{EVIL} [MASK]"})
+    assert EVIL in visit.result
+
+
+def test_an_answer_in_its_context(visit):
+    visit.tab("Answer")
+    visit.choose("Model", "squad")
+    visit.ask(Question="who left?", Context=f"😀 ann left rome. {EVIL}")
+    answer = visit.page.locator("#result .figure")
+    assert answer.inner_text() == visit.page.locator("#result mark").inner_text()
+    assert EVIL in visit.result and "“no answer” too" in visit.result
+    visit.choose("Model", "squad2")  # which always finds that there is none
+    assert "No answer in this context" in visit.result and EVIL in visit.result
+    assert visit.page.locator("#result mark").count() == 0
+
+
+def test_entities(visit):
+    visit.tab("Entities")
+    visit.ask(Text=f"😀 ann smith left rome. {EVIL}")
+    assert EVIL in re.sub(r"\s?PER|\n", "", visit.result) and "PER" in visit.result
+    visit.page.get_by_text("words with their tags").click()
+    assert "B-PER" in visit.result
+    visit.check()
+
+
+def test_a_choice(visit):
+    visit.tab("Choose")
+    visit.ask(Beginning="he opens the door", **{"Options,_one_a_line": f"and enters\n\n{EVIL}"})
+    assert visit.page.locator(".bars li").count() == 2 and EVIL in visit.result
+    visit.page.get_by_label("Options, one a line").fill("and enters")
+    visit.page.get_by_role("button", name="Ask", exact=True).click()
+    visit.page.wait_for_selector("#error:not(:empty)")
+    assert "two options" in visit.error and visit.result == ""
+    visit.ask(**{"Options,_one_a_line": "a\nb"})
+    assert visit.error == ""
+
+
+def test_tokens_mark_their_characters(visit):
+    visit.tab("Tokens")
+    visit.ask(Text="😀 ab <b>")
+    chips = visit.page.locator(".chip")
+    assert chips.count() == 8  # [CLS] [UNK] a ##b < b > [SEP]
+    assert chips.nth(3).get_attribute("aria-label").startswith("##b, id ")
+    assert chips.nth(3).get_attribute("aria-label").endswith("characters 3–4")
+    for look in (chips.nth(3).focus, chips.nth(3).hover):
+        look()
+        assert visit.page.locator(".place.on").all_inner_texts() == ["b"]
+    chips.nth(0).focus()
+    visit.check()
+    assert visit.page.locator(".place.on").count() == 0
+
+
+def test_attention_and_a_masked_token(visit):
+    visit.tab("Attention")
+    visit.choose("Model", "vectors")
+    visit.ask(Text="a b <")
+    assert visit.page.locator(".lines line").count() > 5
+    visit.page.locator("#token-vectors-1").hover()
+    assert visit.page.locator(".looking line.on").count() >= 1
+    assert "a reads " in visit.result
+    before = visit.page.locator("#result").inner_html()
+    visit.choose("Layer", "1")
+    visit.choose("Head", "2")
+    assert visit.page.locator("#result").inner_html() != before
+    visit.page.locator("#token-vectors-2").click()
+    visit.settle()
+    assert visit.page.locator("#token-vectors-2").inner_text() == "[MASK]"
+    assert visit.page.evaluate("document.activeElement.id") == "token-vectors-2"
+    visit.press("Matrix")
+    assert visit.page.locator(".heat tbody td").count() == 25
+    rows = visit.page.locator(".heat tbody tr").all()
+    for row in rows:  # each is a distribution
+        weights = [float(weight) for weight in row.locator("td").all_inner_texts()]
+        assert sum(weights) == pytest.approx(1, abs=5 * 0.0005 + 5 * 0.00005)
+    visit.press("Rollout")
+    assert "share in [CLS]" in visit.result and visit.page.locator(".bars li").count() == 5
+    visit.page.locator("#token-vectors-2").click()
+    visit.settle()
+    assert visit.page.locator("#token-vectors-2").inner_text() == "b"
+    visit.press("Lines")
+    visit.ask(Text="a b c d e f g h i j " * 9)  # more than are shown
+    assert visit.page.locator("#result button.token").count() == 64
+    assert "The first 64 tokens" in visit.result
+
+
+def test_similar_sentences_and_search(visit):
+    visit.tab("Similarity")
+    visit.ask(**{"Sentences,_one_a_line": f"a man sings\n{EVIL}\na man sings"})
+    cells = visit.page.locator(".heat td").all_inner_texts()[1:]
+    assert len(cells) == 9 and cells[0] == cells[2] == cells[4] == "1.00"  # 1 and 3 are alike
+    assert cells[1] == cells[3] != "1.00" and EVIL in visit.result
+    assert "Most alike: 1 and 3" in visit.result
+    visit.tab("Search")
+    visit.ask(Look_for="a dog", Lines_to_search=f"{EVIL}\na dog\na cat")
+    first = visit.page.locator(".bars li").first.inner_text()
+    assert "a dog" in first and "1.000" in first and EVIL in visit.result
+
+
+def test_models_and_their_reports(visit):
+    visit.tab("Models")
+    assert all(name in visit.result for name in MODELS)
+    visit.check()
+    with visit.context.expect_page() as opened:
+        visit.page.get_by_role("link", name="report.html").click()
+    report = opened.value
+    report.wait_for_load_state("networkidle")
+    assert report.title() == "it ran, alone"  # scripts run, and reach neither server nor key
+    colour = report.locator("p").evaluate("own => getComputedStyle(own).color")
+    assert colour == "rgb(1, 2, 3)"
+    report.close()
+
+
+def test_routes_with_a_command_that_runs(visit):
+    visit.tab("API")
+    visit.page.get_by_text("/v1/classify", exact=True).click()
+    visit.check()
+    visit.page.get_by_role("button", name="Copy curl").locator("visible=true").click()
+    visit.page.get_by_text("Copied", exact=True).wait_for()
+    command = visit.page.evaluate("navigator.clipboard.readText()")
+    if shutil.which("curl"):
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert '"answers"' in ran.stdout, ran
+
+
+def test_a_theme_is_kept(visit, scheme):
+    other = {"light": "dark", "dark": "light"}[scheme]
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = visit.page.evaluate(ground)
+    visit.page.get_by_label("Theme").select_option(other)
+    assert visit.page.evaluate(ground) != before
+    visit.page.reload()
+    visit.done()
+    visit.check()
+    assert visit.page.evaluate(ground) != before
+    visit.page.get_by_label("Theme").select_option("light dark")
+    assert visit.page.evaluate(ground) == before
+
+
+def test_a_link_holds_everything(browser, address):
+    visit = Visit(browser, address)
+    visit.tab("Attention")
+    visit.choose("Model", "books")
+    visit.choose("Compare with", "vectors")
+    visit.ask(Text="a & b = c # d? é 😀")
+    visit.press("Matrix")
+    visit.page.locator("#head-books").select_option("2")
+    visit.settle()
+    visit.page.locator("#token-books-3").click()
+    visit.settle()
+    visit.page.get_by_role("button", name="Copy link").click()
+    visit.page.get_by_text("Copied", exact=True).wait_for()
+    link, seen = visit.page.evaluate("navigator.clipboard.readText()"), visit.result
+    assert link == visit.page.url and "[MASK]" in seen
+    other = Visit(browser, address)
+    other.page.goto(link)
+    other.page.reload()
+    other.settle()
+    assert other.result == seen
+    assert other.page.get_by_label("Text", exact=True).input_value() == "a & b = c # d? é 😀"
+    visit.page.go_back()
+    visit.settle()
+    assert "[MASK]" not in visit.result
+    visit.page.go_forward()
+    visit.settle()
+    assert visit.result == seen
+    other.close()
+    visit.close()
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["#nothing", "#?", "#fill?model=x&versus=y&mode=z&top=-1", "#tokens?__proto__=a&%E0%A4%A=%"],
+)
+def test_a_link_of_what_is_not_here_shows_the_beginning(browser, address, link):
+    visit = Visit(browser, address + "/" + link)
+    visit.done()
+    assert "Try one" in visit.result and visit.error == ""
+    visit.context.close()
+
+
+def test_the_back_button_leads_to_the_tab_before(browser, address):
+    visit = Visit(browser, address)
+    visit.tab("Tokens")
+    visit.ask(Text="a b")
+    visit.ask(Text="a b c")
+    visit.tab("Search")
+    visit.page.go_back()
+    visit.settle()
+    assert visit.page.locator(".chip").count() == 5
+    visit.page.go_back()
+    visit.settle()
+    assert visit.page.locator(".chip").count() == 4
+    visit.page.get_by_label("Text", exact=True).fill("a b c d")  # what is not asked is kept as well
+    visit.page.wait_for_url("**a+b+c+d")
+    visit.page.reload()
+    visit.settle()
+    assert visit.page.get_by_label("Text", exact=True).input_value() == "a b c d"
+    visit.close()
+
+
+def test_the_keyboard_alone(browser, address):
+    visit = Visit(browser, address)
+    visit.done()
+    keyboard = visit.page.keyboard
+    focused = "document.activeElement.id"
+    ring = """() => [document.activeElement, document.activeElement.nextElementSibling]
+      .some((own) => own && getComputedStyle(own).outlineStyle === "solid")"""
+
+    def step(key="Tab"):
+        """Where a key leads; there it can be seen, of a radio button on its text."""
+        keyboard.press(key)
+        assert visit.page.evaluate(ring)
+        return visit.page.evaluate(focused)
+
+    assert step() == "theme"
+    assert step() == "tab-classify"
+    assert step("End") == "tab-api"
+    assert step("ArrowRight") == "tab-classify"  # round
+    assert step("ArrowLeft") == "tab-api"
+    assert step("Home") == "tab-classify"
+    for name in ("model", "versus", "field-text"):
+        assert step() == name
+    keyboard.type("a fine film")
+    keyboard.press("Control+Enter")
+    visit.page.wait_for_selector("#status:not(:empty)")
+    assert step() == "field-method-occlusion"
+    assert step("ArrowRight") == "field-method-gradient"
+    visit.page.get_by_text("Gradient x input: how").wait_for()
+    while step() != "ask":
+        pass
+    while step("Shift+Tab") != "tab-classify":
+        pass
+    while step("ArrowRight") != "tab-attention":
+        pass
+    while step() != "field-text":
+        pass
+    keyboard.type("a b c")
+    keyboard.press("Control+Enter")
+    visit.page.wait_for_selector("#status:not(:empty)")
+    while not step().startswith("token-"):
+        pass
+    assert "[CLS] reads" in visit.result
+    step()
+    keyboard.press("Enter")
+    visit.settle()
+    assert visit.page.evaluate(focused) == "token-reviews-1"
+    assert visit.page.locator("#token-reviews-1").inner_text() == "[MASK]"
+    keyboard.press("Space")
+    visit.settle()
+    assert visit.page.locator("#token-reviews-1").inner_text() == "a"
+    visit.close()
+
+
+def test_every_control_has_a_name(browser, address):
+    visit = Visit(browser, address)
+    unnamed = """() => [...document.querySelectorAll("button, input, select, textarea, [role=img]")]
+      .filter((own) => own.checkVisibility() && !own.labels?.length && !own.textContent.trim()
+        && !own.getAttribute("aria-label")).map((own) => own.outerHTML)"""
+    for tab in visit.page.get_by_role("tab").all_inner_texts():
+        visit.tab(tab)
+        assert visit.page.evaluate(unnamed) == []
+        panel = visit.page.get_by_role("tabpanel", name=tab)
+        assert panel.count() == 1
+    visit.close()
+
+
+def test_refusals_are_told_and_the_page_stays(folders, browser):
+    keys = write(folders / "keys", KEY)
+    with served(folders / "reviews", "--api-key-file", keys) as address:
+        visit = Visit(browser, address, reduced_motion="reduce")
+        visit.page.wait_for_selector("#error:not(:empty)")
+        assert "no valid key" in visit.error
+        assert visit.page.evaluate("document.activeElement.id") == "key-field"
+        for key in ("wrong", KEY):
+            visit.page.get_by_label("API key").fill(key)
+            visit.page.get_by_role("button", name="Use key").click()
+            if key == "wrong":
+                visit.page.get_by_text("This key is not valid here.").wait_for()
+        visit.tab("Tokens")
+        visit.page.get_by_label("Text", exact=True).fill("a b")
+        visit.page.keyboard.press("Control+Enter")
+        visit.page.wait_for_selector(".chip")
+        visit.page.reload()  # the key is kept, and no address has it
+        visit.page.wait_for_selector(".chip")
+        assert KEY not in visit.page.url and not visit.page.get_by_label("API key").is_visible()
+        moving = "getComputedStyle(document.getElementById('result')).transitionDuration"
+        assert visit.page.evaluate(moving) == "0s"
+        visit.tab("Models")
+        with visit.page.expect_download() as saved:
+            visit.page.get_by_role("link", name="report.html (save)").click()
+        assert saved.value.path().read_text() == REPORT
+        visit.tab("API")
+        assert KEY not in visit.page.content() and "$KEY" in visit.page.content()
+        visit.tab("Classify")
+        visit.page.get_by_label("Text", exact=True).fill("...")
+        visit.page.get_by_role("button", name="Ask", exact=True).click()
+        visit.page.wait_for_selector("#status:not(:empty)")
+    visit.page.get_by_label("Text", exact=True).fill("more")
+    visit.page.get_by_role("button", name="Ask", exact=True).click()
+    visit.page.get_by_text("The server does not answer").wait_for()
+    assert visit.page.get_by_label("Text", exact=True).input_value() == "more"
+    assert visit.page.get_by_role("tab").count() == 7
+    visit.context.close()
