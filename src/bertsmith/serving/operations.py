@@ -11,7 +11,7 @@ from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Operation, Request
 from bertsmith.serving.compatible import COMPATIBLE
 from bertsmith.serving.models import ServedModel
-from bertsmith.serving.page import page_operations
+from bertsmith.serving.browser import page_operations
 from bertsmith.serving.routes import OPEN, OPERATIONS
 from bertsmith.serving.settings import ServingSettings
 
