@@ -9,9 +9,9 @@ import msgspec
 
 from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Operation, Request
+from bertsmith.serving.browser import page_operations
 from bertsmith.serving.compatible import COMPATIBLE
 from bertsmith.serving.models import ServedModel
-from bertsmith.serving.browser import page_operations
 from bertsmith.serving.routes import OPEN, OPERATIONS
 from bertsmith.serving.settings import ServingSettings
 
