@@ -1,5 +1,5 @@
 # The CPU image of `bertsmith serve`. The engine is compiled when a container first starts, for the
-# processor it is on (some 15 seconds, which it says); a volume at /cache keeps that.
+# processor it is on (half a minute, which it says); a volume at /cache keeps that.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./

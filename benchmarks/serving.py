@@ -55,7 +55,7 @@ from serving_peers import ENVIRONMENTS, SERVERS, Setting
 KINDS = {"1 text": (1, 3), "16 texts": (16, 10)}  # texts of a request, times "most" of overload
 LIMIT = 100.0  # ms that 99 of 100 requests may take
 CONNECTIONS = (1, 2, 4, 8, 16, 32)
-TRIAL = 2  # seconds
+TRIAL, FEWEST = 1, 4  # seconds; connections that are tried at any latency
 ALONE = 96  # texts whose vectors are compared
 STARTING, ENDING = 90.0, 5.0  # seconds
 
@@ -146,12 +146,12 @@ def memory_mb(number: int) -> int:
 def end(process: subprocess.Popen[Any]) -> None:
     """SIGTERM, and to what is left after a while SIGKILL."""
     with suppress(psutil.NoSuchProcess):
-        whole = family(process.pid)
-        process.send_signal(signal.SIGTERM)
-        _, left = psutil.wait_procs(whole, timeout=ENDING)
-        for one in left:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
+        left = family(process.pid)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for one in left:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+            _, left = psutil.wait_procs(left, timeout=ENDING)
     process.wait()
 
 
@@ -175,7 +175,7 @@ def growing(server: Running, kind: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for connections in CONNECTIONS:
         rows.append(loaded(server, kind, connections, TRIAL))
-        if rows[-1]["p99_ms"] > LIMIT:
+        if rows[-1]["p99_ms"] > LIMIT and connections >= FEWEST:
             break
     return rows
 
@@ -212,7 +212,7 @@ def open_loops(
 ) -> dict[str, Any]:
     """Latency at parts of the capacity, and overload, of all kinds of requests."""
     found: dict[str, Any] = {}
-    few, seconds = evenly(list(texts), ALONE), 2 * arguments.seconds
+    few, seconds = evenly(list(texts), ALONE), arguments.seconds + 1
     with running(name, SERVERS[name].settings[row["setting"]], arguments, texts) as server:
         alone = np.concatenate(
             [read(name, body) for _, body in server.ask(server.requests(few, 1))]
@@ -270,13 +270,15 @@ def figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for kind in KINDS:
         loads = [turn["loads"][kind] for turn in turns]
         good = [best_of(own) for own in loads]
-        within = [own["rate"] if own["p99_ms"] < LIMIT else 0.0 for own in good]
+        rates = {
+            "capacity": [own["rate"] if own["p99_ms"] < LIMIT else 0.0 for own in good],
+            "most": [max(row["rate"] for row in own) for own in loads],
+        }
         found[kind] = {
-            "capacity": median(within),
-            "most": median(max(row["rate"] for row in own) for own in loads),
+            **{name: median(of_turns) for name, of_turns in rates.items()},
             **{key: median(own[key] for own in good) for key in ("p50_ms", "p99_ms", "cpu")},
             "failed": sum(row["failed"] for own in loads for row in own),
-            "turns": within,
+            "turns": rates,
             **{key: median(turn[key] for turn in turns) for key in ("memory_mb", "start_seconds")},
         }
     return found
@@ -376,21 +378,22 @@ def shown(number: float | None) -> str:
 
 
 def ratios(servers: dict[str, Any], kind: str) -> str:
-    """A line on ours in int8 beside each peer: medians of the turns' ratios."""
-    ours = "bertsmith, int8"
+    """Ours in int8 beside each peer: medians of the turns' ratios, where every turn has a rate."""
+    ours, text = "bertsmith, int8", ""
     if ours not in servers:
-        return ""
-    parts = []
-    for name in servers:
-        turns = [servers[own]["figures"][kind]["turns"] for own in (ours, name)]
-        if name.startswith("bertsmith"):
-            continue
-        if not all(turns[1]):
-            parts.append(f"{name} has none")
-        else:
-            ratio = median(one / two for one, two in zip(*turns, strict=True))
-            parts.append(f"**{ratio:.2f}x** of {name}")
-    return f"{ours}, requests/s below 100 ms: {'; '.join(parts)}.\n"
+        return text
+    peers = [name for name in servers if not name.startswith("bertsmith")]
+    for rate, words in (("capacity", "requests/s below 100 ms"), ("most", "most requests/s")):
+        parts = []
+        for name in peers:
+            one, two = (servers[own]["figures"][kind]["turns"][rate] for own in (ours, name))
+            if all(two):
+                ratio = median(mine / other for mine, other in zip(one, two, strict=True))
+                parts.append(f"**{ratio:.2f}x** of {name}")
+            else:
+                parts.append(f"not in every turn: {name}")
+        text += f"- {ours}, {words}: {'; '.join(parts)}.\n"
+    return text
 
 
 def open_table(servers: dict[str, Any], kind: str) -> str:

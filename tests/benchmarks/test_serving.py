@@ -116,15 +116,18 @@ def test_capacity_is_the_highest_rate_within_the_limit(module):
         return {"memory_mb": 9, "start_seconds": 1, "loads": {kind: rows for kind in serving.KINDS}}
 
     ours = serving.figures([turn((50.0, 30.0), (90.0, 80.0)), turn((40.0, 30.0), (60.0, 110.0))])
-    assert ours["1 text"]["turns"] == [90.0, 40.0] and ours["1 text"]["capacity"] == 65.0
+    assert (
+        ours["1 text"]["turns"]["capacity"] == [90.0, 40.0] and ours["1 text"]["capacity"] == 65.0
+    )
     assert ours["1 text"]["most"] == 75.0
     servers = {
         "bertsmith, int8": {"figures": ours},
         "mosec, ONNX Runtime": {"figures": serving.figures([turn((30.0, 9.0)), turn((8.0, 9.0))])},
         "pipeline, FastAPI": {"figures": serving.figures([turn((9.0, 200.0)), turn((8.0, 9.0))])},
     }
-    line = serving.ratios(servers, "1 text")
-    assert "**4.00x** of mosec" in line and "pipeline, FastAPI has none" in line
+    capacity, most = serving.ratios(servers, "1 text").splitlines()
+    assert "**4.00x** of mosec" in capacity and "not in every turn: pipeline" in capacity
+    assert "**5.25x** of mosec" in most and "**8.75x** of pipeline" in most
 
 
 @pytest.mark.slow  # three starts of a server, and loads of a second
