@@ -7,13 +7,19 @@ BIN := .venv/bin
 # Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help quickstart test test-slow test-gpu faults lint format docs benchmark clean
+.PHONY: help quickstart serve-demo test test-slow test-gpu faults lint format docs benchmark clean
 
 help:  ## show this list
 	@echo "make TARGET    (PYTHON=$(PYTHON), packages in .venv)"
 	@sed -n 's/^\([a-z-]*\):.*## /  \1  /p' Makefile | awk '{printf "  %-12s", $$1; $$1 = ""; print}'
 
 quickstart: .venv/installed-train  ## raw text -> vocabulary -> BERT -> classifier, with a report
+	$(BIN)/bertsmith quickstart
+
+serve-demo: .venv/installed-train .venv/installed-serve quickstart/report.html  ## quickstart's models at http://127.0.0.1:8000
+	$(BIN)/bertsmith serve words=quickstart/pretrain packages=quickstart/finetune/pretrained/seed-2
+
+quickstart/report.html: | .venv/installed-train  # written last
 	$(BIN)/bertsmith quickstart
 
 test: .venv/installed-dev  ## the test suite, in two processes

@@ -45,7 +45,7 @@ from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import load_tokenizer
 from bertsmith.experiments.installed_prose import harvest_prose
 from inference_peers import POSITIONS, SYSTEMS
-from inference_prepare import SAMPLES, make_model, prepare, python_of
+from inference_prepare import ENVIRONMENTS, SAMPLES, make_model, prepare, python_of
 from inference_report import about_machine, kind_of_processor, measured_peaks, table
 
 MODES = {"batch 1": 14, "batch 8": 14, "batch 32": 9}  # one of so many texts
@@ -302,7 +302,7 @@ def main() -> None:
                     print(f"{name}: --data has none: left out", file=sys.stderr)
                     continue
                 if arguments.prepare:
-                    prepare(arguments.peers, folder, texts[1])
+                    prepare(arguments.peers, folder, texts[1], ENVIRONMENTS)
                     break
                 texts = evenly(texts[0], arguments.limit or len(texts[0])), texts[1]
                 key = {"model": folder.name, "texts": name}

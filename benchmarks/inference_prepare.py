@@ -1,4 +1,4 @@
-"""What the peers of benchmarks/inference.py need: an environment each, and the model in their form.
+"""What the peers of the inference and serving benchmarks need: environments, and the model's forms.
 
     python benchmarks/inference.py --peers DIR --prepare
 
@@ -48,19 +48,22 @@ FORMS = {  # form: the environment that makes it; in this order
     "sentence-transformers-onnx": "sentence-transformers-onnx",
     "sentence-transformers-openvino": "sentence-transformers-openvino",
     "fastembed": "fastembed",
+    "infinity": "onnxruntime",
 }
 SAMPLES = 300  # which NNCF reads to calibrate
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def prepare(peers: Path, model: Path, calibration: list[str]) -> None:
+def prepare(
+    peers: Path, model: Path, calibration: list[str], environments: dict[str, list[str]]
+) -> None:
     """Make the environments and, in a folder with "hf", the other forms; a line for each.
 
     One that cannot be made is told and left out.
     """
     peers.mkdir(parents=True, exist_ok=True)
-    for name, pins in ENVIRONMENTS.items():
+    for name, pins in environments.items():
         made = peers / name / "made"
         if not made.exists():
             say(f"environment {name}: {' '.join(pins)}")
@@ -214,13 +217,12 @@ def make_openvino(model: Path, target: Path) -> None:
 
 def make_onnxruntime(model: Path, target: Path) -> None:
     """float32.onnx with BERT's operators fused, and int8.onnx: dynamic, MatMulInteger."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.transformers.optimizer import optimize_model
 
-    plain = str(model / "onnx" / "pooled.onnx")
+    plain = model / "onnx" / "pooled.onnx"
     config = json.loads((model / "hf" / "config.json").read_text())
     fused = optimize_model(
-        plain,
+        str(plain),
         model_type="bert",
         opt_level=0,
         num_heads=config["num_attention_heads"],
@@ -228,9 +230,15 @@ def make_onnxruntime(model: Path, target: Path) -> None:
     )
     print(fused.get_fused_operator_statistics())
     fused.save_model_to_file(str(target / "float32.onnx"))
+    quantize(plain, target / "int8.onnx")
+
+
+def quantize(plain: Path, target: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     quantize_dynamic(
-        plain,
-        str(target / "int8.onnx"),
+        str(plain),
+        str(target),
         per_channel=True,
         weight_type=QuantType.QInt8,
         op_types_to_quantize=["MatMul"],
@@ -253,6 +261,13 @@ def make_fastembed(model: Path, target: Path) -> None:
     shutil.copy(model / "onnx" / "tokens.onnx", target / "model.onnx")
 
 
+def make_infinity(model: Path, target: Path) -> None:
+    """The int8 file that optimum prefers on a CPU, of tokens: it pools them itself."""
+    shutil.copytree(model / "hf", target, dirs_exist_ok=True)
+    (target / "model.safetensors").unlink()
+    quantize(model / "onnx" / "tokens.onnx", target / "model_quantized.onnx")
+
+
 MAKERS = {
     "onnx": make_onnx,
     "ctranslate2": make_ctranslate2,
@@ -261,6 +276,7 @@ MAKERS = {
     "sentence-transformers-onnx": make_sentence_transformers,
     "sentence-transformers-openvino": make_sentence_transformers,
     "fastembed": make_fastembed,
+    "infinity": make_infinity,
 }
 
 
