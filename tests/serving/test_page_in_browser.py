@@ -175,9 +175,10 @@ def test_an_answer_in_its_context(visit):
     visit.ask(Question="who left?", Context=f"😀 ann left rome. {EVIL}")
     answer = visit.page.locator("#result .figure")
     assert answer.inner_text() == visit.page.locator("#result mark").inner_text()
-    assert EVIL in visit.result and "“no answer” too" in visit.result
+    assert EVIL in visit.result and "everything else" in visit.result
     visit.choose("Model", "squad2")  # which always finds that there is none
     assert "No answer in this context" in visit.result and EVIL in visit.result
+    assert "“No answer” scores" in visit.result
     assert visit.page.locator("#result mark").count() == 0
 
 

@@ -244,6 +244,7 @@ export const answer = {
     const { question, context } = values;
     const [found] = (await ask("v1/answer", { question, context })).answers;
     const hasAnswer = found.text !== "";
+    const nullScore = found.null_odds; // null of a model that always answers
     const spans = hasAnswer ? [found] : [];
     const rows = [
       {
@@ -253,7 +254,7 @@ export const answer = {
         best: true,
       },
       {
-        name: hasAnswer ? "everything else, “no answer” too" : "all spans of the context",
+        name: hasAnswer ? "everything else" : "all spans of the context",
         share: 1 - found.confidence,
         text: percent(1 - found.confidence),
       },
@@ -265,6 +266,11 @@ export const answer = {
         hasAnswer ? "Answer" : "No answer in this context",
         hasAnswer && element("p", { class: "figure", dir: "auto" }, found.text),
         bars(rows),
+        nullScore !== null &&
+          note(
+            `“No answer” scores ${signed(nullScore)} beside the best span: above the model's` +
+              " threshold there is no answer.",
+          ),
       ),
       part("Context", marked(context, spans, (_, said) => element("mark", {}, said))),
     );
