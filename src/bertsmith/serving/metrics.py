@@ -71,7 +71,7 @@ class Metrics:
         self._request_of = functools.cache(self._requests.labels)
         self._seconds_of = functools.cache(self._seconds.labels)
         self._work_of = functools.cache(
-            lambda kind: [c.labels(*kind.split("/")) for c in (self._texts, self._tokens)]
+            lambda kind: [c.labels(*kind.rsplit("/", 1)) for c in (self._texts, self._tokens)]
         )
 
     def on_request(self, route: str, status: int, seconds: float) -> None:
