@@ -50,9 +50,14 @@ def plain(answer):
 
 
 CASES = {  # route: [model, method of the library, its arguments by the fields of the body]
-    "/v1/classify": [("reviews", "classify", {"text": TEXTS}), ("topics", "classify", {"text": TEXTS})],
+    "/v1/classify": [
+        ("reviews", "classify", {"text": TEXTS}),
+        ("topics", "classify", {"text": TEXTS}),
+    ],
     "/v1/tag": [("ner", "tag", {"text": ["ann saw rome.", "the cat"]})],
-    "/v1/answer": [("squad", "answer", {"question": [QUESTION, "who saw"], "context": [CONTEXT] * 2})],
+    "/v1/answer": [
+        ("squad", "answer", {"question": [QUESTION, "who saw"], "context": [CONTEXT] * 2})
+    ],
     "/v1/explain": [
         ("reviews", "explain", {"text": TEXTS}),
         ("reviews", "explain", {"text": TEXTS, "method": "gradient", "label": "bad"}),
@@ -135,8 +140,18 @@ def test_attention(app):
 REFUSED = {
     "an empty list": ("/v1/classify", {"text": []}, "text", "length >= 1"),
     "no text": ("/v1/classify", {"text": [None]}, "text[0]", "Expected `str`"),
-    "lists of two lengths": ("/v1/answer", {"question": ["a"], "context": ["b", "c"]}, "context", "question 1, context 2"),
-    "two ways": ("/v1/fill", {"text": "[MASK]", "together": True, "max_pieces": 2}, "max_pieces", "give one"),
+    "lists of two lengths": (
+        "/v1/answer",
+        {"question": ["a"], "context": ["b", "c"]},
+        "context",
+        "question 1, context 2",
+    ),
+    "two ways": (
+        "/v1/fill",
+        {"text": "[MASK]", "together": True, "max_pieces": 2},
+        "max_pieces",
+        "give one",
+    ),
     "no mask": ("/v1/fill", {"text": "the cat"}, None, "no [MASK]"),
     "a large top": ("/v1/fill", {"text": "[MASK]", "top": 1001}, "top", "<= 1000"),
     "one option": ("/v1/choose", {"prompt": "a", "options": ["b"]}, "options", "length >= 2"),
@@ -144,7 +159,7 @@ REFUSED = {
     "no way to pool": ("/v1/embed", {"text": "a", "pool": "sum"}, "pool", "'sum'"),
     "no such label": ("/v1/explain", {"text": "a film", "label": "fine"}, None, "'fine'"),
     "an empty text": ("/v1/explain", {"text": ""}, None, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

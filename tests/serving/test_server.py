@@ -125,7 +125,7 @@ def test_all_that_was_accepted_is_answered_after_sigterm(folder):
     for _ in range(3):
         with server(folder, "--workers", 2) as served:
             load = Load(served)
-            until(lambda: len(load.answers) > 100)
+            until(lambda: len(load.answers) > 100)  # noqa: B023
             assert served.end() == 0
             load.end()
             assert all(answer.status == 200 for answer in load.answers)

@@ -258,7 +258,7 @@ class Application:
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if b"upgrade" in request.headers:  # the parser takes what follows for the other protocol's
             raise Refused(
-                400, "a body cannot come with an upgrade of the protocol: tell your client HTTP/1.1",
+                400, "a body cannot come with an upgrade of the protocol: use HTTP/1.1",
                 headers=[(b"connection", b"close")],
             )  # fmt: skip
         return length

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.inference.engines.processor import Processor
@@ -235,6 +235,7 @@ def work(application: Application, listener: socket.socket, on_ready: Callable[[
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -288,13 +289,21 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._connections = self.config.app.metrics.connections  # type: ignore[union-attr]
         self._connections.inc()
+        self._running: RequestResponseCycle | None = None
         self._bytes = 0  # since a head or a part of a body was complete
         self._await_head(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         self._connections.dec()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle  # of several that were sent at once uvicorn knows the last alone
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self, seconds: float) -> None:
         self._silent_since: float | None = time.monotonic()
