@@ -233,7 +233,7 @@ def test_the_pace_of_a_kind_is_learned():
         asyncio.run(go(own, slow := Recorder(seconds=0.005), Recorder()))
     # 5 ms an item: about four fit into 20 ms; by the pace before it was measured, twenty
     assert max(map(len, slow.calls)) <= 6
-    assert own._pace["m/slow"] == pytest.approx(0.0005, rel=0.3)
+    assert 0.0005 <= own._pace["m/slow"] < 0.002  # of ten tokens an item
 
 
 def test_a_call_that_was_held_up_says_little_of_the_pace():

@@ -15,7 +15,7 @@ import pytest
 import bertsmith
 from bertsmith.model.heads import SequenceClassifier
 
-from ..tiny import ANIMALS, piece_tokenizer, random_model, refused
+from ..tiny import ANIMALS, cli, piece_tokenizer, random_model, refused
 from .serving_tools import server, until
 
 WORDS = piece_tokenizer(" ".join(["the", "sat", *ANIMALS]))
@@ -116,7 +116,8 @@ def test_what_cannot_be_served_is_named(folder, tmp_path):
     line = refused("serve", folder, classifier(tmp_path / "reviews"), "--port", 0)
     assert "a second model of the name reviews" in line and "reviews2=" in line
     assert "--host" in refused("serve", folder, "--host", "300.1.1.1", "--port", 0)
-    assert "no key" in refused("serve", folder, "--port", 0, "--api-key-file", os.devnull)
+    ran = cli("serve", folder, "--port", 0, "--api-key-file", os.devnull)
+    assert ran.code == 2 and "no key in it" in ran.err
     assert str(tmp_path) in refused("serve", tmp_path, "--port", 0)
 
 
