@@ -54,9 +54,8 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("api")
+def write_models(folder):
+    """A folder of each of `MODELS`, of random weights."""
     config = ModelConfig(len(PIECES), 16, 2, 2, 32, 32)
     for name, (head, outputs, labels, extra) in MODELS.items():
         model = head(config) if outputs is None else head(config, outputs)
@@ -64,6 +63,11 @@ def runs(tmp_path_factory):
         tokenizer = Tokenizer(Vocabulary(PIECES))
         save_model(model, tokenizer, folder / name, label_names=labels, extra_config=extra)
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("api"))
 
 
 def as_json(answer):

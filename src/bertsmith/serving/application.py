@@ -8,6 +8,7 @@ also what /openapi.json says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -49,7 +50,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: a value for JSON, or bytes of another type."""
+    """An answer: a value for JSON, or bytes as they are."""
 
     body: Any = b""
     content_type: bytes = JSON
@@ -255,13 +256,18 @@ class Application:
         kind = request.headers.get(b"content-type", JSON).partition(b";")[0].strip().lower()
         if kind not in (JSON, b""):
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
+        if b"upgrade" in request.headers:  # the parser takes what follows for the other protocol's
+            raise Refused(
+                400, "a body cannot come with an upgrade of the protocol: use HTTP/1.1",
+                headers=[(b"connection", b"close")],
+            )  # fmt: skip
         return length
 
     def _refuse_large(self) -> NoReturn:
+        # the connection stays: closed, it would break before its client reads why
         raise Refused(
-            413, f"the body has more than {self.settings.max_body:,} bytes: send less at once",
-            headers=[(b"connection", b"close")],
-        )  # fmt: skip
+            413, f"the body has more than {self.settings.max_body:,} bytes: send less at once"
+        )
 
     async def _read(self, request: Request, receive: Any) -> bytes:
         parts, size = [], 0
@@ -339,13 +345,11 @@ class Application:
 
     async def _send(self, request: Request, reply: Reply, send: Any) -> None:
         body = reply.body
-        if reply.content_type == JSON:
+        if not isinstance(body, bytes):
             body = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = [
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", request.id.encode()),
-            *reply.headers,
-        ]
+        headers = [(b"x-request-id", request.id.encode()), *reply.headers]
+        if reply.status != 204:
+            headers.append((b"content-length", b"%d" % len(body)))
         if body:
             headers.append((b"content-type", reply.content_type))
         if self.is_draining:
@@ -367,6 +371,9 @@ class Application:
         if began:
             self.metrics.queue_seconds.observe(max(began))
             self.metrics.request_tokens.observe(tokens)
+        if request.jobs:
+            self.metrics.queued_requests.set(len(self.batcher.queue))
+            self.metrics.queued_tokens.set(self.batcher.queued_tokens)
         kind = self.settings.log
         if kind == "errors" and reply.status < 500:
             return
@@ -386,8 +393,9 @@ class Application:
 
 
 def log(line: dict[str, Any]) -> None:
-    """Write a line of JSON on stderr."""
-    sys.stderr.write(orjson.dumps(line).decode() + "\n")
+    """Write a line of JSON on stderr; that nobody reads it is no reason to answer nobody."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(orjson.dumps(line).decode() + "\n")
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

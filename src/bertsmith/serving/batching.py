@@ -12,6 +12,7 @@ queue is bounded by time: what would wait longer than `max_wait` is refused when
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -218,8 +219,9 @@ class Batcher:
         ended, place = [], 0
         with self._changed:
             pace = seconds * threads / max(tokens, 1)
-            before = self._pace.get(first.kind, pace)
-            self._pace[first.kind] = 0.9 * before + 0.1 * pace
+            before = self._pace.get(first.kind, FIRST_PACE)
+            # a call that was held up says little
+            self._pace[first.kind] = 0.9 * before + 0.1 * min(pace, 10 * before)
             for job, begin, end in parts:
                 job.answers[begin:end] = answers[place : place + end - begin]
                 place += end - begin
@@ -246,4 +248,5 @@ class Batcher:
                     job.future.set_exception(error)
 
         assert jobs[0][0].future is not None
-        jobs[0][0].future.get_loop().call_soon_threadsafe(end)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+            jobs[0][0].future.get_loop().call_soon_threadsafe(end)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -18,13 +19,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.inference.engines.processor import Processor
@@ -36,7 +38,10 @@ from bertsmith.serving.settings import ServingSettings
 
 MAX_HEADERS = 32_768  # bytes of a request before its body
 HEADER_SECONDS = 10.0  # for them to arrive
-KEEP_ALIVE = 5  # seconds of an idle connection
+KEEP_ALIVE = 75  # seconds of an idle connection: more than the 60 after which proxies close theirs
+IDLE_SECONDS = 1.0  # of a connection from which, at the end, no other request is expected
+CANCEL_SECONDS = 5.0  # at the end, beyond a request's own time
+RESTART_SECONDS = 1.0  # a worker that dies younger is not replaced before
 BACKLOG = 2048
 STOPPING = signal.SIGTERM, signal.SIGINT
 HANDLED = {*STOPPING, signal.SIGHUP, signal.SIGCHLD}
@@ -76,6 +81,7 @@ class Worker:
 
     process: int
     application: Application
+    started: float
 
 
 class Supervisor:
@@ -120,7 +126,8 @@ class Supervisor:
         """Do what a signal asks for."""
         if received in STOPPING:
             self.is_stopping = True
-            self.stop_workers(list(self.workers))
+            self.listener.close()  # with the workers' the port is closed: none waits for nothing
+            self.stop_workers(self.workers)
         elif received == signal.SIGHUP:
             self.reload()
         else:
@@ -134,7 +141,7 @@ class Supervisor:
             for name, given in self.names.items()
         }
         for model in models.values():
-            if model.is_native:  # others' threads do not survive a fork: workers open them
+            if model.is_native:  # others' threads do not survive a fork: see `work`
                 model.warm_up()
         seconds = time.perf_counter() - started
         print(f"{len(models)} models opened in {seconds:.1f} s", file=sys.stderr)
@@ -148,7 +155,10 @@ class Supervisor:
             self.fork()
 
     def fork(self) -> None:
-        """Start a worker with the application as it is now; returns when it takes connections."""
+        """Start a worker with the application as it is now; returns when it takes connections.
+
+        Errors: ChildProcessError for a worker that does not come so far.
+        """
         reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -161,58 +171,76 @@ class Supervisor:
                 work(self.application, self.listener, lambda: os.write(writer, b"."))
                 code = 0
             finally:
+                if code:
+                    traceback.print_exc()
                 os._exit(code)
         os.close(writer)
+        self.workers[process] = Worker(process, self.application, time.monotonic())
         with open(reader, "rb") as ready:
             if not ready.read(1):
-                log({"level": "error", "message": "a worker ended before it was ready"})
-        self.workers[process] = Worker(process, self.application)
+                raise ChildProcessError("a worker ended before it was ready")
 
-    def stop_workers(self, processes: Sequence[int]) -> None:
+    def stop_workers(self, processes: Iterable[int]) -> None:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
 
     def reload(self) -> None:
         """Serve the models that the folders have now; if these cannot be opened, those before."""
-        old = list(self.workers)
+        before, old = self.application, set(self.workers)
         try:
             self.application = self.open_models()
+            self.start_workers()
         except (ValueError, OSError) as error:
+            self.application = before
+            self.stop_workers(self.workers.keys() - old)
             log({"level": "error", "message": f"not reloaded: {error}"})
             return
-        self.start_workers()
         self.stop_workers(old)
         log({"level": "info", "message": "reloaded", "models": list(self.names)})
 
     def bury(self) -> None:
         """Take note of workers that ended, and replace those that should not have."""
+        lost = []
         while self.workers:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
-                return
+                break
             worker = self.workers.pop(process, None)
-            self.metrics.forget(process)
-            was_told = os.waitstatus_to_exitcode(status) == 0
-            if worker is None or self.is_stopping or was_told:
+            if worker is None:  # the first process of a container gets others' orphans
                 continue
-            log({"level": "error", "message": f"worker {process} died: another one starts"})
-            if worker.application is self.application:
+            self.metrics.forget(process)
+            if worker.application is self.application and not self.is_stopping:
+                code = os.waitstatus_to_exitcode(status)
+                log({"level": "error", "message": f"worker {process} ended with {code}"})
+                lost.append(worker)
+        for worker in lost:
+            time.sleep(max(0.0, worker.started + RESTART_SECONDS - time.monotonic()))
+            try:
                 self.fork()
+            except ChildProcessError as error:  # it is buried in its turn
+                log({"level": "error", "message": str(error)})
 
 
 def work(application: Application, listener: socket.socket, on_ready: Callable[[], Any]) -> None:
     """A worker's life: answer until SIGTERM."""
+    for model in application.models.values():
+        if not model.is_native:
+            model.warm_up()
     application.batcher.start()
     config = uvicorn.Config(
         application,  # type: ignore[arg-type]
+        interface="asgi3",
         http=Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=math.ceil(application.settings.timeout + CANCEL_SECONDS),
         limit_concurrency=application.settings.max_connections,
         backlog=BACKLOG,
     )
@@ -246,7 +274,10 @@ class Server(uvicorn.Server):
             server.close()
         self.application.is_draining = True  # answers now end their connection
         end = time.monotonic() + self.application.settings.drain
-        while self.server_state.connections and time.monotonic() < end:
+        while self.server_state.connections and time.monotonic() < end and not self.force_exit:
+            for connection in list(self.server_state.connections):
+                if connection.idle_seconds() > IDLE_SECONDS:  # type: ignore[union-attr]
+                    connection.shutdown()
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
@@ -256,30 +287,50 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin_head()
-
-    def _begin_head(self) -> None:
-        self._is_head, self._head_bytes = True, 0
-        self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._is_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEADERS and not self.transport.is_closing():
-                self.transport.write(TOO_LARGE)
-                self.transport.close()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._timer.cancel()
-        self._begin_head()
-
-    def on_headers_complete(self) -> None:
-        self._is_head = False
-        self._timer.cancel()
-        super().on_headers_complete()
+        self._connections = self.config.app.metrics.connections  # type: ignore[union-attr]
+        self._connections.inc()
+        self._running: RequestResponseCycle | None = None
+        self._bytes = 0  # since a head or a part of a body was complete
+        self._await_head(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._connections.dec()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle  # of several that were sent at once uvicorn knows the last alone
+        super()._start_asgi_task(cycle, app)
+
+    def _await_head(self, seconds: float) -> None:
+        self._silent_since: float | None = time.monotonic()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def idle_seconds(self) -> float:
+        """Seconds since the last answer, or since the connection was opened; 0 in a request."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        super().data_received(data)
+        if self._bytes > MAX_HEADERS and not self.transport.is_closing():
+            self.transport.write(TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._bytes, self._silent_since = 0, None
+        self._timer.cancel()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # no other request has come meanwhile
+            # also for the rest of a refused body, and for an answer that nobody reads
+            self._await_head(KEEP_ALIVE + HEADER_SECONDS)

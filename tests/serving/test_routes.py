@@ -1,0 +1,234 @@
+"""Each route answers what the library's method answers on the same texts; errors name the field."""
+
+import base64
+import dataclasses
+
+import numpy as np
+import pytest
+
+import bertsmith
+from bertsmith.base import VERSION
+from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.serving.models import ServedModel
+from bertsmith.serving.operations import operations_of
+
+from ..inference.test_api import CONTEXT, QUESTION, write_models
+from .serving_tools import application, ask
+
+TEXTS = ["a good film", "bad"]
+NAMES = "reviews", "topics", "stsb", "ner", "squad", "swag", "books", "pairs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def app(folder):
+    processor = choose_processor("cpu", "float32")
+    models = {name: ServedModel.open(name, folder / name, processor) for name in NAMES}
+    with application(models, operations_of) as made:
+        yield made
+
+
+def posted(app, path, **body):
+    answer = ask(app, "POST", path, body)
+    assert answer.status == 200, answer.body
+    return answer.body["answers"]
+
+
+def plain(answer):
+    """An answer of the library as JSON has it."""
+    if dataclasses.is_dataclass(answer):
+        return plain(answer.to_dict())
+    if isinstance(answer, dict):
+        return {name: plain(value) for name, value in answer.items()}
+    if isinstance(answer, list | tuple):
+        return [plain(one) for one in answer]
+    return pytest.approx(answer, abs=1e-5) if isinstance(answer, float) else answer
+
+
+CASES = {  # route: [model, method of the library, its arguments by the fields of the body]
+    "/v1/classify": [
+        ("reviews", "classify", {"text": TEXTS}),
+        ("topics", "classify", {"text": TEXTS}),
+    ],
+    "/v1/tag": [("ner", "tag", {"text": ["ann saw rome.", "the cat"]})],
+    "/v1/answer": [
+        ("squad", "answer", {"question": [QUESTION, "who saw"], "context": [CONTEXT] * 2})
+    ],
+    "/v1/explain": [
+        ("reviews", "explain", {"text": TEXTS}),
+        ("reviews", "explain", {"text": TEXTS, "method": "gradient", "label": "bad"}),
+        ("topics", "explain", {"text": TEXTS, "method": "rollout"}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_answers_are_those_of_the_library(app, folder, path):
+    for model, method, fields in CASES[path]:
+        expected = getattr(bertsmith.load(folder / model), method)(**fields)
+        assert posted(app, path, model=model, **fields) == plain(expected)
+
+
+def test_one_text_is_a_list_of_one(app):
+    assert posted(app, "/v1/classify", text=TEXTS[0]) == posted(app, "/v1/classify", text=TEXTS[:1])
+    context = {"context": CONTEXT}
+    assert posted(app, "/v1/answer", question=QUESTION, **context)[0]["text"]
+
+
+def test_scores(app, folder):
+    expected = bertsmith.load(folder / "stsb").score(TEXTS, TEXTS[::-1])
+    found = posted(app, "/v1/classify", model="stsb", text=TEXTS, text_pair=TEXTS[::-1])
+    assert [one["score"] for one in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_choose(app, folder):
+    options = ["sat on a mat", "saw"]
+    expected = bertsmith.load(folder / "swag").choose("the cat", options)
+    assert posted(app, "/v1/choose", prompt="the cat", options=options) == [plain(expected)]
+
+
+def test_fill_in_its_four_ways(app, folder):
+    library, text = bertsmith.load(folder / "books"), "the [MASK] sat [MASK]"
+    (found,) = posted(app, "/v1/fill", text=text, top=3)
+    assert found == {"masks": plain(library.fill(text, top=3))}
+    (found,) = posted(app, "/v1/fill", text=text, top=2, together=True)
+    assert found["fillings"] == plain(library.filler.joint(text, 2))
+    (found,) = posted(app, "/v1/fill", text="the [MASK] sat", top=2, max_pieces=2)
+    assert len(found["fillings"]) == 2 and found["fillings"][0]["words"]
+    (found,) = posted(app, "/v1/fill", text="the [MASK] sat", candidates=["cat", "film"])
+    assert {one["candidate"] for one in found["fillings"]} == {"cat", "film"}
+
+
+def test_vectors(app, folder):
+    texts = ["the cat sat", "rome"]
+    expected = bertsmith.load(folder / "pairs").embed(texts)
+    found = posted(app, "/v1/embed", model="pairs", text=texts)
+    assert np.allclose([one["vector"] for one in found], expected, atol=1e-5)
+    assert [one["tokens"] for one in found] == [5, 3]
+    options = {"dimensions": 3, "normalize": True, "pool": "cls"}
+    expected = bertsmith.load(folder / "pairs").embed(texts, **options)
+    found = posted(app, "/v1/embed", model="pairs", text=texts, encoding="base64", **options)
+    vectors = [np.frombuffer(base64.b64decode(one["vector"]), "<f4") for one in found]
+    assert np.allclose(vectors, expected, atol=1e-5)
+
+
+def test_tokens_have_the_places_of_the_text(app):
+    text = "ann saw rome"
+    (found,) = posted(app, "/v1/tokenize", text=text)
+    assert (found[0]["token"], found[-1]["token"]) == ("[CLS]", "[SEP]")
+    assert found[0]["start"] is found[-1]["end"] is None
+    (inner,) = posted(app, "/v1/tokenize", text=text, special=False)
+    assert inner == found[1:-1]
+    assert [text[one["start"] : one["end"]] for one in inner] == text.split()
+
+
+def test_attention(app):
+    (found,) = posted(app, "/v1/attention", text="the cat sat")
+    size = len(found["tokens"])
+    weights = np.array(found["attention"])
+    assert size == 5 and weights.shape == (2, 2, size, size)  # layers, heads
+    assert np.allclose(weights.sum(axis=-1), 1, atol=1e-3)
+    assert sum(found["rollout"]) == pytest.approx(1, abs=1e-4)
+    (cut,) = posted(app, "/v1/attention", text="cat " * 500)
+    assert len(cut["tokens"]) == 32
+
+
+REFUSED = {
+    "an empty list": ("/v1/classify", {"text": []}, "text", "length >= 1"),
+    "no text": ("/v1/classify", {"text": [None]}, "text[0]", "Expected `str`"),
+    "lists of two lengths": (
+        "/v1/answer",
+        {"question": ["a"], "context": ["b", "c"]},
+        "context",
+        "question 1, context 2",
+    ),
+    "two ways": (
+        "/v1/fill",
+        {"text": "[MASK]", "together": True, "max_pieces": 2},
+        "max_pieces",
+        "give one",
+    ),
+    "no mask": ("/v1/fill", {"text": "the cat"}, None, "no [MASK]"),
+    "a large top": ("/v1/fill", {"text": "[MASK]", "top": 1001}, "top", "<= 1000"),
+    "one option": ("/v1/choose", {"prompt": "a", "options": ["b"]}, "options", "length >= 2"),
+    "dimensions": ("/v1/embed", {"text": "a", "dimensions": 17}, None, "17"),
+    "no way to pool": ("/v1/embed", {"text": "a", "pool": "sum"}, "pool", "'sum'"),
+    "no such label": ("/v1/explain", {"text": "a film", "label": "fine"}, None, "'fine'"),
+    "an empty text": ("/v1/explain", {"text": ""}, None, ""),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_with_its_field(app, folder, case):
+    path, body, field, message = REFUSED[case]
+    answer = ask(app, "POST", path, body)
+    assert (answer.status, answer.body["error"]["param"]) == (422, field), answer
+    assert message in answer.body["error"]["message"] and str(folder) not in str(answer)
+
+
+def test_a_model_that_cannot_and_one_that_is_not(app):
+    answer = ask(app, "POST", "/v1/tag", {"text": "a", "model": "reviews"})
+    assert answer.status == 404 and "cannot tag, but classify" in answer.body["error"]["message"]
+    answer = ask(app, "POST", "/v1/tag", {"text": "a", "model": "nex"})
+    assert (answer.status, answer.body["error"]["param"]) == (404, "model")
+
+
+def test_models_are_listed_as_openai_does(app):
+    found = ask(app, "GET", "/v1/models").body
+    assert found["object"] == "list" and [one["id"] for one in found["data"]] == [*NAMES]
+    first = found["data"][0]
+    assert first.items() >= {"object": "model", "labels": ["bad", "good"], "dimensions": 16}.items()
+    assert "path" not in str(found) and "folder" not in first
+
+
+def test_health(app, monkeypatch):
+    for path in ("/health", "/health/live", "/health/ready", "/ping"):
+        assert ask(app, "GET", path)[::2] == (200, b"")
+    monkeypatch.setattr(app, "is_draining", True)
+    assert ask(app, "GET", "/health").status == 200
+    assert ask(app, "GET", "/health/ready").status == 503
+
+
+def test_the_document_names_what_is_there_and_its_examples_are_answered(app):
+    document = ask(app, "GET", "/openapi.json").body
+    assert document["info"]["version"] == VERSION
+    assert set(document["paths"]) == app.paths - {"/openapi.json"}
+    for path, methods in document["paths"].items():
+        assert {(name.upper(), path) for name in methods} <= set(app.routes)
+        if told := methods.get("post"):
+            content = told["requestBody"]["content"]["application/json"]
+            assert ask(app, "POST", path, content["example"]).status == 200, path
+
+
+def test_the_document_is_one_of_openapi(app):
+    """Every reference leads somewhere; a validator looks at it where there is one."""
+    document = ask(app, "GET", "/openapi.json").body
+
+    def references(node):
+        if isinstance(node, dict):
+            yield from [node["$ref"]] if "$ref" in node else []
+        for child in node.values() if isinstance(node, dict) else node:
+            if isinstance(child, dict | list):
+                yield from references(child)
+
+    found = set(references(document))
+    assert len(found) > 10
+    for reference in found:
+        place = document
+        for name in reference.removeprefix("#/").split("/"):
+            place = place[name]
+    ids = [told["operationId"] for own in document["paths"].values() for told in own.values()]
+    assert len(ids) == len(set(ids))
+    pytest.importorskip("openapi_spec_validator").validate(document)
+
+
+def test_a_server_has_the_routes_of_its_models(folder):
+    processor = choose_processor("cpu", "float32")
+    models = {"m": ServedModel.open("m", folder / "ner", processor)}
+    with application(models, operations_of) as own:
+        assert "/v1/tag" in own.paths and "/v1/classify" not in own.paths
+        assert ask(own, "POST", "/v1/classify", {"text": "a"}).status == 404
