@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import bertsmith
 from bertsmith.model.heads import SequenceClassifier
@@ -119,6 +120,8 @@ def test_what_cannot_be_served_is_named(folder, tmp_path):
     ran = cli("serve", folder, "--port", 0, "--api-key-file", os.devnull)
     assert ran.code == 2 and "no key in it" in ran.err
     assert str(tmp_path) in refused("serve", tmp_path, "--port", 0)
+    if not torch.cuda.is_available():
+        assert "--device cuda: " in refused("serve", folder, "--device", "cuda", "--port", 0)
 
 
 @pytest.mark.slow

@@ -133,6 +133,9 @@ class Serve(ServingSettings):
 
 
 def run_serve(settings: Serve) -> None:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     from bertsmith.inference.engines.processor import choose_processor
     from bertsmith.serving.server import serve
 
@@ -145,7 +148,10 @@ def run_serve(settings: Serve) -> None:
                 f"{given}: a second model of the name {name}: name it, {name}2={folder}"
             )
         models[name] = folder
-    processor = choose_processor(settings.device, settings.precision, settings.engine)
+    # to look for a GPU starts CUDA, which workers that are forked later could not use
+    with ProcessPoolExecutor(1, get_context("fork")) as elsewhere:
+        asked = settings.device, settings.precision, settings.engine
+        processor = elsewhere.submit(choose_processor, *asked).result()
     serve(models, processor, settings)
 
 
