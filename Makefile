@@ -16,8 +16,8 @@ help:  ## show this list
 quickstart: .venv/installed-train  ## raw text -> vocabulary -> BERT -> classifier, with a report
 	$(BIN)/bertsmith quickstart
 
-serve-demo: .venv/installed-train .venv/installed-serve quickstart/report.html  ## quickstart's models at http://127.0.0.1:8000
-	$(BIN)/bertsmith serve words=quickstart/pretrain packages=quickstart/finetune/pretrained/seed-2
+serve-demo: .venv/installed-train .venv/installed-serve quickstart/report.html  ## quickstart's model at http://127.0.0.1:8000
+	$(BIN)/bertsmith serve quickstart/pretrain
 
 quickstart/report.html: | .venv/installed-train  # written last
 	$(BIN)/bertsmith quickstart

@@ -9,12 +9,12 @@ MiniLM-L6's weights, of SST-2's dev sentences (of prose where DATA is not given)
 text or sixteen. Servers (serving_peers.py) have environments of their own and take turns: each
 is started, warmed up, measured and ended. The load (serving_load.py) comes from the same cores.
 
-- Trials. Each setting of a server is measured with a growing number of connections, while 99 of 100
-  answers come within 100 ms. The setting with the largest product of the two kinds' rates is kept
-  (a server has one for all requests), and for each kind the best number of connections.
+- Trials. Each setting of a server is measured with a growing number of connections, four at least,
+  while 99 of 100 answers come within 100 ms. The setting with the largest product of the two kinds'
+  rates is kept (a server has one for all requests), and for each kind the best number.
 - Turns, closed loop, with that number of connections and half of it. Capacity is the higher rate
-  whose p99 is below 100 ms; "most" the higher rate at any latency. Medians of turns; ratios are
-  medians of the turns' ratios.
+  at which p99 is below 100 ms and nothing fails or is refused; "most" the higher rate at any
+  latency. Medians of turns; ratios are medians of the turns' ratios.
 - Open loop: p99 at 50% and 80% of the capacity (of "most", where nothing is below 100 ms), then at
   3 times (one text) or 10 times (sixteen) as much as "most". "Other" are answers whose vectors are
   not bit for bit those of the texts asked alone before, with the least cosine to them.
@@ -175,7 +175,7 @@ def growing(server: Running, kind: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for connections in CONNECTIONS:
         rows.append(loaded(server, kind, connections, TRIAL))
-        if rows[-1]["p99_ms"] > LIMIT and connections >= FEWEST:
+        if not is_within(rows[-1]) and connections >= FEWEST:
             break
     return rows
 
@@ -186,13 +186,20 @@ def loaded(server: Running, kind: str, connections: int, seconds: int) -> dict[s
 
 
 def best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The highest rate with a p99 below the limit; if there is none, the highest.
+    """The highest rate at which nothing fails and p99 is below the limit; if there is none, the
+    highest at which nothing fails.
 
-    >>> rows = [{"rate": 9, "p99_ms": 120}, {"rate": 5, "p99_ms": 80}, {"rate": 4, "p99_ms": 50}]
+    >>> names = ("rate", "p99_ms", "failed")
+    >>> rows = [dict(zip(names, row)) for row in [(9, 120, 0), (5, 80, 0), (4, 50, 0), (7, 9, 99)]]
     >>> best_of(rows)["rate"], best_of(rows[:1])["rate"]
     (5, 9)
     """
-    return max([row for row in rows if row["p99_ms"] < LIMIT] or rows, key=lambda row: row["rate"])
+    whole = [row for row in rows if not row["failed"]] or rows
+    return max([row for row in whole if is_within(row)] or whole, key=lambda row: row["rate"])
+
+
+def is_within(row: dict[str, Any]) -> bool:
+    return row["p99_ms"] < LIMIT and not row["failed"]
 
 
 def take_turn(
@@ -271,7 +278,7 @@ def figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         loads = [turn["loads"][kind] for turn in turns]
         good = [best_of(own) for own in loads]
         rates = {
-            "capacity": [own["rate"] if own["p99_ms"] < LIMIT else 0.0 for own in good],
+            "capacity": [own["rate"] if is_within(own) else 0.0 for own in good],
             "most": [max(row["rate"] for row in own) for own in loads],
         }
         found[kind] = {
