@@ -167,8 +167,12 @@ def test_a_reload_under_load_mixes_no_models_and_loses_nothing(tmp_path):
         assert served.workers == kept
         load.end()
         assert not load.errors
-        kinds = {str(answer.body["answers"]) for answer in load.answers}
-        assert len(kinds) == 3  # of 35 texts: wholly of the first, second or third
+        kinds = []  # of 35 texts: wholly of the first, second or third; last digits may differ
+        for answer in load.answers:
+            found = [one["probabilities"]["bad"] for one in answer.body["answers"]]
+            if not any(found == pytest.approx(kind, abs=1e-4) for kind in kinds):
+                kinds.append(found)
+        assert len(kinds) == 3
         assert all(answer.status == 200 for answer in load.answers)
         assert served.end() == 0
 
