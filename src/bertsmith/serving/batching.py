@@ -1,26 +1,29 @@
-"""Calls of a model that requests share: a queue in fair turns, and threads that compute.
+"""Calls of a model that requests share: a queue, and threads that compute.
 
 A request brings items (texts, pairs) that are to go through a function. Those of several requests
 with the same function go through one call, up to about `BATCH_SECONDS` of work. Nobody waits for a
-batch to fill: it is what came while the threads were busy. A request of many items gets so much at
-a time and then stands at the end of the queue, so that it holds up nobody.
+batch to fill: it is what came while the threads were busy.
 
-How long work takes is reckoned from tokens, by the pace of the same kind of work before. So the
-queue is bounded by time: what would wait longer than `max_wait` is refused when it comes.
+How long work takes is reckoned from tokens, by the pace of the same kind of work before. A request
+is due so many times its own seconds after it came (`STRETCH`), and the earliest due is done first:
+equal ones in the order in which they came, small ones before the rest of a large one, which never
+waits for more than those that are due before it. So the queue is bounded by time: what would wait
+longer than `max_wait` is refused when it comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-BATCH_SECONDS = 0.02  # of work in a call: short enough that a request beside it does not feel it
+BATCH_SECONDS = 0.03  # of work in a call: short enough that a request beside it does not feel it
+STRETCH = 4.0  # a request is due so many times its own seconds after it came
 SHARED_SECONDS = 0.003  # of a call that threads may share: they meet at every layer
 FIRST_PACE = 1e-4  # seconds a token, before anything was measured
 Call = Callable[[list[Any], int], Sequence[Any]]
@@ -59,8 +62,8 @@ class Job:
     """Items without an answer."""
     tokens_left: int = 0
     """Of the items that were not taken."""
-    is_over: bool = False
-    """It failed, or nobody waits for it."""
+    due: float = 0.0
+    """When it should be done, by `time.perf_counter`; its place in the queue."""
 
 
 Part = tuple[Job, int, int]  # the items begin:end of a job
@@ -82,7 +85,7 @@ class Batcher:
     ) -> None:
         self.threads, self.max_wait, self.max_tokens = threads, max_wait, max_tokens
         self.on_batch = on_batch
-        self.queue: deque[Job] = deque()
+        self.queue: list[Job] = []  # those with items that were not taken, the earliest due first
         self.queued_tokens = 0
         self._pace: dict[str, float] = {}  # seconds a token of a kind, in one thread
         self._busy = 0
@@ -105,23 +108,25 @@ class Batcher:
             self._changed.notify_all()
 
     def check_room(self, kind: str, tokens: int) -> None:
-        """Raise `Busy` if so many tokens would wait too long, or are too many beside the others.
-
-        Before it is reached a request of `s` seconds waits for at most `s` seconds of each other
-        one: all get their turns.
-        """
+        """Raise `Busy` if so many tokens would wait too long, or are too many beside the others."""
         if not self.queue:
             return
-        own = tokens * self._pace.get(kind, FIRST_PACE)
-        pace = self._pace
+        due = self._due(kind, tokens)
         with self._changed:
             wait = sum(
-                min(own, job.tokens_left * pace.get(job.kind, FIRST_PACE)) for job in self.queue
+                self._seconds(job.kind, job.tokens_left) for job in self.queue if job.due < due
             )
             too_many = self.queued_tokens + tokens > self.max_tokens
         wait /= self.threads
         if wait > self.max_wait or too_many:
             raise Busy(max(wait - self.max_wait / 2, 0.1))
+
+    def _seconds(self, kind: str, tokens: int) -> float:
+        """Of work in one thread, as reckoned from its tokens."""
+        return tokens * self._pace.get(kind, FIRST_PACE)
+
+    def _due(self, kind: str, tokens: int) -> float:
+        return time.perf_counter() + STRETCH * self._seconds(kind, tokens)
 
     async def run(self, job: Job) -> list[Any]:
         """The answers to a job's items. Errors: `Busy`; whatever its function raises."""
@@ -132,8 +137,9 @@ class Batcher:
         job.future = asyncio.get_running_loop().create_future()
         job.answers = [None] * len(job.items)
         job.left, job.tokens_left, job.queued_at = len(job.items), total, time.perf_counter()
+        job.due = self._due(job.kind, total)
         with self._changed:
-            self.queue.append(job)
+            bisect.insort(self.queue, job, key=lambda other: other.due)
             self.queued_tokens += total
             self._changed.notify()
         try:
@@ -144,10 +150,10 @@ class Batcher:
                     self._drop(job)
 
     def _drop(self, job: Job) -> None:
-        """Take nothing more from a job, which stands in the queue until its turn comes."""
-        job.is_over = True
-        self.queued_tokens -= job.tokens_left
-        job.tokens_left = 0
+        """Take nothing more from a job."""
+        if job.taken < len(job.items):
+            self.queue.remove(job)
+            self.queued_tokens -= job.tokens_left
 
     def _work(self) -> None:
         while True:
@@ -158,44 +164,34 @@ class Batcher:
                     self._changed.wait()
                 self._busy += 1
                 is_alone = self._busy == 1 and not self.queue
-            is_long = self._seconds(parts) > SHARED_SECONDS
+            tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
+            is_long = self._seconds(parts[0][0].kind, tokens) > SHARED_SECONDS
             try:
                 self._compute(parts, self.threads if is_alone and is_long else 1)
             finally:
                 with self._changed:
                     self._busy -= 1
 
-    def _seconds(self, parts: list[Part]) -> float:
-        """Of a call in one thread, as reckoned from its tokens."""
-        tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
-        return tokens * self._pace.get(parts[0][0].kind, FIRST_PACE)
-
     def _take(self) -> list[Part]:
         """Items for the next call: those of the first job and of others of its key."""
         parts: list[Part] = []
-        passed: list[Job] = []
-        budget, key = BATCH_SECONDS, None
-        while self.queue and budget > 0:
-            job = self.queue.popleft()
-            if job.is_over:
+        budget, place = BATCH_SECONDS, 0
+        while place < len(self.queue) and budget > 0:
+            job = self.queue[place]
+            if parts and job.key != parts[0][0].key:
+                place += 1
                 continue
-            if parts and job.key != key:
-                passed.append(job)
-                continue
-            key, begin, end = job.key, job.taken, job.taken
-            pace, tokens = self._pace.get(job.kind, FIRST_PACE), 0
+            begin, end, tokens = job.taken, job.taken, 0
             while end < len(job.items) and budget > 0:
-                budget -= job.tokens[end] * pace
+                budget -= self._seconds(job.kind, job.tokens[end])
                 tokens += job.tokens[end]
                 end += 1
             job.taken = end
             job.tokens_left -= tokens
             self.queued_tokens -= tokens
             parts.append((job, begin, end))
-        for job, _, end in parts:
-            if end < len(job.items):
-                self.queue.append(job)
-        self.queue.extendleft(reversed(passed))
+            if end == len(job.items):
+                del self.queue[place]
         return parts
 
     def _compute(self, parts: list[Part], threads: int) -> None:
