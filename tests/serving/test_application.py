@@ -194,8 +194,8 @@ def test_keys(tmp_path, monkeypatch):
 
 
 def test_a_full_queue_refuses_before_the_body_is_read(app, monkeypatch):
-    def full(kind, tokens):
-        assert (kind, tokens) == ("", 100)  # four bytes a token
+    def full(kind, cost, tokens):
+        assert (kind, cost, tokens) == ("", 1, 100)  # four bytes a token
         raise Busy(2.2)
 
     monkeypatch.setattr(app.batcher, "check_room", full)

@@ -69,12 +69,11 @@ def test_what_is_kept_in_memory_survives_its_file(model):
     vectors = model.embed(TEXTS)
     model.keep_in_memory()
     weights = model.folder / "model.safetensors"
+    size = weights.stat().st_size
     with open(weights, "r+b") as file:
-        file.seek(2000)
-        file.write(b"\1" * (weights.stat().st_size - 2000))
+        file.truncate(0)
+        file.write(b"\1" * size)
     np.testing.assert_array_equal(model.embed(TEXTS), vectors)
-    with pytest.raises(ValueError):
-        bertsmith.load(model.folder).embed(TEXTS)
 
 
 def test_threads_that_explain_at_once_see_their_own_text(model):
