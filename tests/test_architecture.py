@@ -72,7 +72,11 @@ ANSWERING = (
 )
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
-ISOLATING = {"serving.application", "serving.batching"}  # a fault in a request is not the others'
+ISOLATING = {
+    "serving.application",
+    "serving.batching",
+    "serving.server",
+}  # a fault in a request is not the others'
 MARKERS = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
 MANY_PARAMETERS = {"adamw_chunk"}  # still to be given objects instead; none may be added
 

@@ -97,7 +97,7 @@ def test_the_files_for_a_cluster_start_the_server_with_flags_that_it_has():
     [container] = pod["spec"]["containers"]
     settings = read_command(Serve, "serve", container["args"])
     pause = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["spec"]["terminationGracePeriodSeconds"] > pause + settings.drain
+    assert pod["spec"]["terminationGracePeriodSeconds"] > pause + settings.drain + settings.timeout
     assert service["spec"]["selector"] == pod["metadata"]["labels"]
     assert container["resources"]["limits"]["cpu"] == container["resources"]["requests"]["cpu"]
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -66,6 +66,9 @@ class EchoModel:
     def job(self, method, items):
         return Job("echo/classify", self, self.call, items, [10] * len(items))
 
+    def answer_size(self, method, tokens):
+        return 0
+
     def public(self, message):
         return message.replace("/secret/place", "model 'echo'")
 
@@ -96,7 +99,7 @@ def application(model=None, operations=(ECHO, HOME, OPEN), **settings):
     settings = ServingSettings(**{"log": "errors", **settings})
     operations = operations(models, settings) if callable(operations) else operations
     made = Application(models, operations, settings, metrics())
-    made.batcher.start()
+    made.start()
     try:
         yield made
     finally:

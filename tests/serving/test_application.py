@@ -69,7 +69,7 @@ def test_depth_is_no_fault_of_ours(app):
 
 @pytest.mark.parametrize(
     "kind, status",
-    [("application/json; charset=utf-8", 200), ("Application/JSON", 200), ("", 200),
+    [("application/json; charset=utf-8", 200), ("Application/JSON", 200), ("", 415),
      ("text/plain", 415), ("application/x-www-form-urlencoded", 415)],
 )  # fmt: skip
 def test_only_json_is_taken(app, kind, status):
@@ -94,6 +94,15 @@ def in_parts(*parts, then=None):
         return then or await asyncio.Future()
 
     return receive
+
+
+def test_work_that_cannot_be_done_in_time_is_not_begun():
+    """By the pace before it was measured ten tokens take a millisecond."""
+    model = EchoModel()
+    with application(model, timeout=0.0025) as own:
+        answer = ask(own, "POST", "/v1/echo", {"text": ["a", "b", "c"]})
+        assert answer.status == 413 and "seconds of work" in answer.body["error"]["message"]
+        assert not model.calls
 
 
 def test_large_bodies_are_refused_by_what_they_say_and_by_what_they_are(app):
@@ -185,8 +194,8 @@ def test_keys(tmp_path, monkeypatch):
 
 
 def test_a_full_queue_refuses_before_the_body_is_read(app, monkeypatch):
-    def full(kind, tokens):
-        assert (kind, tokens) == ("", 100)  # four bytes a token
+    def full(kind, cost, tokens):
+        assert (kind, cost, tokens) == ("", 1, 100)  # four bytes a token
         raise Busy(2.2)
 
     monkeypatch.setattr(app.batcher, "check_room", full)

@@ -140,7 +140,7 @@ def test_busy_by_the_wait_that_is_reckoned():
         with pytest.raises(Busy, match="try again in 0.8 s") as busy:
             await own.run(call.job("late", tokens=second))
         assert busy.value.seconds == pytest.approx(0.75, abs=0.01)
-        own.check_room("m/double", second // 3)
+        own.check_room("m/double", second // 3, 1)
         call.gate.set()
         await asyncio.gather(first, other, small)
         await own.run(call.job("late", tokens=second))  # nobody waits now: any size is taken

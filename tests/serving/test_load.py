@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [*LETTERS, *(f"##{letter}" for letter in LETTERS)]
 LEAKS = b"Traceback", b'File "', b".py", b"/tmp/", b"site-packages"
-POST = b"POST /v1/classify HTTP/1.1\r\nHost: a\r\n"
+POST = b"POST /v1/classify HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from .serving_tools import server, until
 WORDS = piece_tokenizer(" ".join(["the", "sat", *ANIMALS]))
 TEXT = {"text": "the cat sat"}
 BODY = b'{"text":"the cat sat"}'
-POST = b"POST /v1/classify HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
 
 
 def classifier(folder, seed=1):

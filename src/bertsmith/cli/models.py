@@ -123,7 +123,8 @@ class Serve(ServingSettings):
 
     models: Annotated[list[str], Positional, Metavar("[NAME=]MODEL...")]
     """Run directories, Hugging Face folders or hub names, each with the name that requests give;
-    by default the folder's. Requests that name none get the first that can."""
+    by default the folder's. Requests that name none get the first that was made for them, or else
+    can do them."""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
     precision: Literal["float32", "bf16", "int8"] = "float32"
@@ -141,7 +142,7 @@ def run_serve(settings: Serve) -> None:
 
     models: dict[str, str] = {}
     for given in settings.models:
-        name, _, folder = given.rpartition("=")
+        name, _, folder = ("", "", given) if Path(given).exists() else given.rpartition("=")
         name = name or Path(folder).resolve().name
         if name in models:
             raise ValueError(

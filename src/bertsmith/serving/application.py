@@ -31,6 +31,7 @@ from bertsmith.serving.models import ServedModel, choose_model
 from bertsmith.serving.settings import ServingSettings
 
 WATCHED_AFTER = 0.05  # seconds until somebody looks whether the client is still there
+MAX_NUMBERS = 10_000_000  # in an answer
 BODY_SECONDS = 10.0  # for a body to arrive
 JSON = b"application/json"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -150,7 +151,12 @@ class Application:
         self.batcher = Batcher(threads, settings.max_wait, settings.max_tokens, metrics.on_batch)
         self.is_draining = False
         self.lifeline = -1  # a file that can be read when the first process is gone
-        self._prefix, self._numbers = os.urandom(6).hex(), itertools.count(1)
+        self._prefix, self._numbers = "", itertools.count(1)
+
+    def start(self) -> None:
+        """Begin to answer, in this process."""
+        self._prefix = os.urandom(6).hex()
+        self.batcher.start()
 
     # --- the way of a request
 
@@ -195,7 +201,7 @@ class Application:
         try:
             if decoder is not None:
                 # where there is no room it is refused before it is read
-                self.batcher.check_room("", self._length(request) // 4)
+                self.batcher.check_room("", 1, self._length(request) // 4)
                 request.body = await self._read(request, receive)
                 given = decoded(decoder, request.body)
             watch = asyncio.get_running_loop().call_later(
@@ -253,8 +259,8 @@ class Application:
         length = int(given) if given.isdigit() and len(given) < 16 else 0
         if length > self.settings.max_body:
             self._refuse_large()
-        kind = request.headers.get(b"content-type", JSON).partition(b";")[0].strip().lower()
-        if kind not in (JSON, b""):
+        kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != JSON:  # a page elsewhere cannot send it unasked
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if b"upgrade" in request.headers:  # the parser takes what follows for the other protocol's
             raise Refused(
@@ -293,7 +299,7 @@ class Application:
     # --- what operations use
 
     def model(self, name: str | None, *methods: str) -> ServedModel:
-        """The model of that name, or the first that can do one of the methods."""
+        """The model of that name, or the first for one of the methods, see `choose_model`."""
         try:
             return choose_model(self.models, name, methods)
         except ValueError as error:
@@ -313,7 +319,17 @@ class Application:
             raise Refused(
                 413, f"{len(items):,} texts: send at most {self.settings.max_texts:,} at once"
             )
-        job = model.job(method, items, **options)
+        job, timeout = model.job(method, items, **options), self.settings.timeout
+        seconds = self.batcher.seconds(job.kind, sum(job.costs)) / self.batcher.threads
+        if (
+            seconds > timeout
+        ):  # it would be for nothing, and a text that has begun cannot be stopped
+            raise Refused(
+                413,
+                f"about {seconds:,.0f} seconds of work, of {timeout:g} at most: send less at once",
+            )
+        if (size := model.answer_size(method, sum(job.tokens))) > MAX_NUMBERS:
+            raise Refused(413, f"an answer of {size:,} numbers, of {MAX_NUMBERS:,} at most")
         request.jobs.append(job)
         try:
             return await self.batcher.run(job)

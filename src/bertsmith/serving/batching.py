@@ -49,7 +49,9 @@ class Job:
     call: Call
     items: Sequence[Any]
     tokens: Sequence[int]
-    """Of each item, about."""
+    """Of each item, about: what it holds of the memory."""
+    costs: Sequence[int] = ()
+    """Tokens that the model reads for each item, in all its passes; (): in one."""
     answers: list[Any] = field(default_factory=list)
     began: float | None = None
     """When its first item was computed, by `time.perf_counter`."""
@@ -62,8 +64,13 @@ class Job:
     """Items without an answer."""
     tokens_left: int = 0
     """Of the items that were not taken."""
+    cost_left: int = 0
+    """Of the same."""
     due: float = 0.0
     """When it should be done, by `time.perf_counter`; its place in the queue."""
+
+    def __post_init__(self) -> None:
+        self.costs = self.costs or self.tokens
 
 
 Part = tuple[Job, int, int]  # the items begin:end of a job
@@ -107,37 +114,35 @@ class Batcher:
             self._is_closed = True
             self._changed.notify_all()
 
-    def check_room(self, kind: str, tokens: int) -> None:
-        """Raise `Busy` if so many tokens would wait too long, or are too many beside the others."""
+    def check_room(self, kind: str, cost: int, tokens: int) -> None:
+        """Raise `Busy` if such a request would wait too long, or is too large beside the others."""
         if not self.queue:
             return
-        due = self._due(kind, tokens)
+        due = self._due(kind, cost)
         with self._changed:
-            wait = sum(
-                self._seconds(job.kind, job.tokens_left) for job in self.queue if job.due < due
-            )
+            wait = sum(self.seconds(job.kind, job.cost_left) for job in self.queue if job.due < due)
             too_many = self.queued_tokens + tokens > self.max_tokens
         wait /= self.threads
         if wait > self.max_wait or too_many:
             raise Busy(max(wait - self.max_wait / 2, 0.1))
 
-    def _seconds(self, kind: str, tokens: int) -> float:
-        """Of work in one thread, as reckoned from its tokens."""
-        return tokens * self._pace.get(kind, FIRST_PACE)
+    def seconds(self, kind: str, cost: int) -> float:
+        """Of work in one thread, as reckoned from the tokens that the model reads for it."""
+        return cost * self._pace.get(kind, FIRST_PACE)
 
-    def _due(self, kind: str, tokens: int) -> float:
-        return time.perf_counter() + STRETCH * self._seconds(kind, tokens)
+    def _due(self, kind: str, cost: int) -> float:
+        return time.perf_counter() + STRETCH * self.seconds(kind, cost)
 
     async def run(self, job: Job) -> list[Any]:
         """The answers to a job's items. Errors: `Busy`; whatever its function raises."""
         if not job.items:
             return []
-        total = sum(job.tokens)
-        self.check_room(job.kind, total)
+        total, cost = sum(job.tokens), sum(job.costs)
+        self.check_room(job.kind, cost, total)
         job.future = asyncio.get_running_loop().create_future()
         job.answers = [None] * len(job.items)
-        job.left, job.tokens_left, job.queued_at = len(job.items), total, time.perf_counter()
-        job.due = self._due(job.kind, total)
+        job.left, job.tokens_left, job.cost_left = len(job.items), total, cost
+        job.queued_at, job.due = time.perf_counter(), self._due(job.kind, cost)
         with self._changed:
             bisect.insort(self.queue, job, key=lambda other: other.due)
             self.queued_tokens += total
@@ -164,8 +169,8 @@ class Batcher:
                     self._changed.wait()
                 self._busy += 1
                 is_alone = self._busy == 1 and not self.queue
-            tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
-            is_long = self._seconds(parts[0][0].kind, tokens) > SHARED_SECONDS
+            cost = sum(sum(job.costs[begin:end]) for job, begin, end in parts)
+            is_long = self.seconds(parts[0][0].kind, cost) > SHARED_SECONDS
             try:
                 self._compute(parts, self.threads if is_alone and is_long else 1)
             finally:
@@ -181,13 +186,13 @@ class Batcher:
             if parts and job.key != parts[0][0].key:
                 place += 1
                 continue
-            begin, end, tokens = job.taken, job.taken, 0
+            begin, end = job.taken, job.taken
             while end < len(job.items) and budget > 0:
-                budget -= self._seconds(job.kind, job.tokens[end])
-                tokens += job.tokens[end]
+                budget -= self.seconds(job.kind, job.costs[end])
                 end += 1
-            job.taken = end
+            tokens, job.taken = sum(job.tokens[begin:end]), end
             job.tokens_left -= tokens
+            job.cost_left -= sum(job.costs[begin:end])
             self.queued_tokens -= tokens
             parts.append((job, begin, end))
             if end == len(job.items):
@@ -212,9 +217,10 @@ class Batcher:
             return
         seconds = time.perf_counter() - started
         tokens = sum(sum(job.tokens[begin:end]) for job, begin, end in parts)
+        cost = sum(sum(job.costs[begin:end]) for job, begin, end in parts)
         ended, place = [], 0
         with self._changed:
-            pace = seconds * threads / max(tokens, 1)
+            pace = seconds * threads / max(cost, 1)
             before = self._pace.get(first.kind, FIRST_PACE)
             # a call that was held up says little
             self._pace[first.kind] = 0.9 * before + 0.1 * min(pace, 10 * before)
@@ -226,7 +232,8 @@ class Batcher:
                 if not job.left:
                     ended.append((job, None))
         self._end(ended)
-        self.on_batch(first.kind, len(items), tokens, seconds)
+        with contextlib.suppress(OSError):  # no numbers are better than no answers
+            self.on_batch(first.kind, len(items), tokens, seconds)
 
     def _end(self, jobs: list[tuple[Job, Exception | None]]) -> None:
         """Give the answers, or an error, to those who wait, in their event loop."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,13 +47,17 @@ class ServedModel:
     name: str
     folder: Path
     predictor: ServedPredictor
-    opened: int
+    opened: float
     """When it was opened, in seconds since 1970."""
+    _twins: dict[int, ServedPredictor] = field(default_factory=dict)
+    """The predictor by threads; each keeps what it has made once."""
+    _alone: threading.Lock = field(default_factory=threading.Lock)
+    """Held by a call of an engine that takes all cores for one."""
 
     @classmethod
     def open(cls, name: str, folder: Path, processor: Processor) -> ServedModel:
         """Open a model's folder. Errors: ValueError as `bertsmith.load`."""
-        return cls(name, folder, ServedPredictor(folder, processor), int(time.time()))
+        return cls(name, folder, ServedPredictor(folder, processor), time.time())
 
     @property
     def is_native(self) -> bool:
@@ -99,16 +105,13 @@ class ServedModel:
             self.predictor.model_task.task.text_pair is not None
         )
 
-    def warm_up(self) -> float:
-        """Read the weights, compile what is missing, answer once: the seconds of a second answer.
+    def warm_up(self) -> None:
+        """Read the weights into memory, compile what is missing, answer once.
 
         All in one thread: a process that has begun none can be forked.
         """
-        call, items = self.call(self.methods[0]), self.example()
-        call(items, 1)
-        started = time.perf_counter()
-        call(items, 1)
-        return time.perf_counter() - started
+        self.call(self.methods[0])(self.example(), 1)
+        self.predictor.keep_in_memory()
 
     def example(self) -> list[Any]:
         """Items of the model's own method, to try it."""
@@ -127,13 +130,29 @@ class ServedModel:
         """A method as a function of items (tuples of its arguments) and of threads."""
 
         def compute(items: list[Any], threads: int) -> Sequence[Any]:
-            predictor = self.predictor.with_threads(threads)
-            if method in OWN_CALLS:
-                return OWN_CALLS[method](self, predictor, items, **options)
-            columns = [list(column) for column in zip(*items, strict=True)]
-            return getattr(predictor, method)(*columns, **options)
+            if threads not in self._twins:
+                self._twins[threads] = self.predictor.with_threads(threads)
+            predictor = self._twins[threads]
+            if method == "attention" or options.get("method", "occlusion") != "occlusion":
+                self.check_unchanged()
+            with contextlib.nullcontext() if self.is_native else self._alone:
+                if method in OWN_CALLS:
+                    return OWN_CALLS[method](self, predictor, items, **options)
+                columns = [list(column) for column in zip(*items, strict=True)]
+                return getattr(predictor, method)(*columns, **options)
 
         return compute
+
+    def check_unchanged(self) -> None:
+        """Errors: ValueError if weights that PyTorch reads only now may be others than those that
+        are served."""
+        weights = [
+            path for path in self.folder.iterdir() if path.suffix in (".safetensors", ".bin")
+        ]
+        if max((path.stat().st_ctime for path in weights), default=0.0) > self.opened:
+            raise ValueError(
+                "the folder has changed since it was opened: reload the server (SIGHUP)"
+            )
 
     def job(self, method: str, items: Sequence[tuple[Any, ...]], /, **options: Any) -> Job:
         """What a request asks of this model.
@@ -147,28 +166,56 @@ class ServedModel:
             key = *key, len(items[0])
         most = self._most_tokens(method, options)
         tokens = [min(about_tokens(item), most) for item in items]
-        if method == "explain":  # a pass for each word
-            tokens = [count * count for count in tokens]
-        return Job(f"{self.name}/{method}", key, self.call(method, **options), items, tokens)
+        costs = [
+            count * passes(method, item, count, options)
+            for item, count in zip(items, tokens, strict=True)
+        ]
+        kind = f"{self.name}/{method}"
+        return Job(kind, key, self.call(method, **options), items, tokens, costs)
 
     def _most_tokens(self, method: str, options: dict[str, Any]) -> int:
         """Tokens that are read of a text: of one that is cut no more than the model reads."""
+        if method == "attention":
+            return ATTENTION_TOKENS
         if method.startswith("embed") and options.get("long_texts") != "windows":
             return self.predictor.config.max_positions
-        if method in ("classify", "score", "outputs"):
+        if method in ("classify", "score", "outputs", "explain"):
             encoding = self.predictor.model_task.encoding
             if encoding.long_texts != "windows":
                 return encoding.max_length
         return 1 << 40
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 (a served model lives as long as its process)
-    def pooling(self, options: tuple[tuple[str, Any], ...]) -> PoolingSettings:
-        """The way to vectors. Errors: ValueError as `pooling_settings`."""
-        return pooling_settings(self.folder, **dict(options))
+    def answer_size(self, method: str, tokens: int) -> int:
+        """Numbers in the answers to so many tokens, of methods that give many for each."""
+        config = self.predictor.config
+        attention = config.num_layers * config.num_heads * ATTENTION_TOKENS
+        return tokens * {"attention": attention, "embed_tokens": config.hidden_size}.get(method, 0)
+
+    @functools.cached_property
+    def pooling(self) -> Callable[[tuple[tuple[str, Any], ...]], PoolingSettings]:
+        """The way to vectors for some options. Errors: ValueError as `pooling_settings`."""
+        return functools.lru_cache(16)(
+            lambda options: pooling_settings(self.folder, **dict(options))
+        )
 
     def public(self, message: str) -> str:
         """A message of the library without the folder, which is nobody's business."""
         return message.replace(str(self.folder), f"model '{self.name}'")
+
+
+def passes(method: str, item: Any, tokens: int, options: dict[str, Any]) -> int:
+    """Passes of the model for a text, about.
+
+    >>> passes("fill_words", ("[MASK] or [MASK]",), 7, {"max_pieces": 3})
+    9
+    """
+    if method == "explain" and options.get("method") == "occlusion":
+        return tokens  # one for each word
+    if method == "fill_candidates":
+        return len(options["candidates"])
+    if method == "fill_words":
+        return min(options["max_pieces"] ** item[0].count("[MASK]"), 64)
+    return 1
 
 
 def about_tokens(item: Any) -> int:

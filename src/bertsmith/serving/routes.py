@@ -29,7 +29,7 @@ class Body(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of all requests."""
 
     model: str | None = None
-    """The model's name; null: the first that can."""
+    """The model's name; null: the first that was made for it, or else can do it."""
 
 
 class Classify(Body):
@@ -392,7 +392,7 @@ async def models(app: Application, request: Request, body: None) -> Any:
             {
                 "id": model.name,
                 "object": "model",
-                "created": model.opened,
+                "created": int(model.opened),
                 "owned_by": "bertsmith",
                 **model.described(),
             }

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -54,6 +55,7 @@ def serve(models: dict[str, str], processor: Processor, settings: ServingSetting
 
     Errors: ValueError for a model that cannot be opened, or a port that cannot be had.
     """
+    allow_files()
     listener = listen(settings.host, settings.port)
     folder = Path(tempfile.mkdtemp(prefix="bertsmith-serve-"))
     try:
@@ -61,6 +63,12 @@ def serve(models: dict[str, str], processor: Processor, settings: ServingSetting
     finally:
         listener.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def allow_files() -> None:
+    """Let this process open as many files, which connections are, as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -104,9 +112,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until told to stop."""
+        self.application = self.open_models()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            self.application = self.open_models()
             self.start_workers()
             host, port, *_ = self.listener.getsockname()
             shown = f"[{host}]" if ":" in host else host
@@ -116,6 +124,8 @@ class Supervisor:
             print(f"serving {names} at http://{shown}:{port}, to stop press Ctrl-C", flush=True)
             while self.workers:
                 self.handle(signal.sigwait(HANDLED))
+            if not self.is_stopping:
+                raise RuntimeError("all workers have ended, and none can be started")
         finally:
             for process in self.workers:
                 with contextlib.suppress(ProcessLookupError):
@@ -191,7 +201,7 @@ class Supervisor:
         try:
             self.application = self.open_models()
             self.start_workers()
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, those from before can answer
             self.application = before
             self.stop_workers(self.workers.keys() - old)
             log({"level": "error", "message": f"not reloaded: {error}"})
@@ -218,7 +228,7 @@ class Supervisor:
             time.sleep(max(0.0, worker.started + RESTART_SECONDS - time.monotonic()))
             try:
                 self.fork()
-            except ChildProcessError as error:  # it is buried in its turn
+            except OSError as error:  # one that was started is buried in its turn
                 log({"level": "error", "message": str(error)})
 
 
@@ -227,7 +237,7 @@ def work(application: Application, listener: socket.socket, on_ready: Callable[[
     for model in application.models.values():
         if not model.is_native:
             model.warm_up()
-    application.batcher.start()
+    application.start()
     config = uvicorn.Config(
         application,  # type: ignore[arg-type]
         interface="asgi3",

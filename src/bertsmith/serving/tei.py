@@ -32,7 +32,8 @@ class Inference(Struct, kw_only=True):
     """Fields of its requests that read texts."""
 
     model: str | None = None
-    """The model's name, which its own clients do not send; null: the first that can."""
+    """The model's name, which its own clients do not send; null: the first that was
+    made for it, or else can do it."""
     truncate: bool | None = None
     """False: a text that is too long is refused."""
     truncation_direction: Literal["right", "left", "Right", "Left"] = "right"

@@ -62,3 +62,26 @@ def test_tokens_of_texts_are_counted(model, long_texts, tokens):
     """Of a text of seven pieces in windows of three: three, each with [CLS] and [SEP]."""
     settings = PoolingSettings(max_length=5, long_texts=long_texts)
     assert embed(model, TEXTS, settings).tokens.tolist() == tokens
+
+
+def test_what_is_kept_in_memory_survives_its_file(model):
+    """A map of a file that is cut kills the process, and one that is written to answers anew."""
+    vectors = model.embed(TEXTS)
+    model.keep_in_memory()
+    weights = model.folder / "model.safetensors"
+    size = weights.stat().st_size
+    with open(weights, "r+b") as file:
+        file.truncate(0)
+        file.write(b"\1" * size)
+    np.testing.assert_array_equal(model.embed(TEXTS), vectors)
+
+
+def test_threads_that_explain_at_once_see_their_own_text(model):
+    """PyTorch's modules keep their outputs for whoever asks: one at a time."""
+    texts = [" ".join(TEXT.split()[: 2 + k]) for k in range(8)]
+    expected = [[model.explain(t, method=m) for t in texts] for m in ("gradient", "rollout")]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for method, known in zip(("gradient", "rollout"), expected, strict=True):
+                found = list(pool.map(lambda t, m=method: model.explain(t, method=m), texts))
+                assert found == known

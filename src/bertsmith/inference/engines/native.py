@@ -138,6 +138,16 @@ class NativeModel:
             masked_lm = MaskedLM(norm, tensors["mlm.bias"])
         return cls(config, weights, dtype, heads, masked_lm, threads)
 
+    def in_memory(self) -> NativeModel:
+        """The same with tables and norms that are mapped from no file."""
+        own, masked_lm = self.weights, self.masked_lm
+        tables = {
+            name: np.array(getattr(own, name)) for name in ("tokens", "positions", "segments")
+        }
+        if masked_lm is not None:
+            masked_lm = MaskedLM(*map(np.array, masked_lm))
+        return replace(self, weights=own._replace(**tables), masked_lm=masked_lm)
+
     def states(
         self,
         features: Features,

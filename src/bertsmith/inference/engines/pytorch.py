@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class TorchModel:
     missing: list[str]
     """Our names of tensors that the folder lacks."""
     engine: Engine
+    hooking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a module keeps its outputs, which would be those of any thread."""
 
     @classmethod
     def open(cls, folder: Path, kind: str, processor: Processor) -> TorchModel:
@@ -89,7 +92,7 @@ class TorchModel:
         That is after the embeddings' LayerNorm: before it the product is nearly nothing, since
         LayerNorm does not see the size of its input.
         """
-        with kept_outputs([self.model.encoder.embeddings]) as inputs:
+        with self.hooking, kept_outputs([self.model.encoder.embeddings]) as inputs:
             outputs_1K = self.model(*self._alone(row), None)
         explained = (outputs_1K @ torch.from_numpy(weights).to(outputs_1K.device)).sum()
         (gradient_1TH,) = torch.autograd.grad(explained, inputs)
@@ -99,7 +102,8 @@ class TorchModel:
         """Those of each layer, [A, T, T] of one row, in float32: again from queries and keys, for
         the kernels keep none."""
         encoder, heads = self.model.encoder, (self.model.config.num_heads, -1)
-        with torch.inference_mode(), kept_outputs(layer.qkv for layer in encoder.layers) as kept:
+        layers = (layer.qkv for layer in encoder.layers)
+        with torch.inference_mode(), self.hooking, kept_outputs(layers) as kept:
             encoder(*self._alone(row))
             found = []
             for qkv_1TH in kept:

@@ -144,13 +144,21 @@ class Runner:
 
     def pytorch(self, kind: str) -> TorchModel:
         """The model of that kind in PyTorch, whose weights all precisions share."""
-        if kind not in self._torch:
-            from bertsmith.inference.engines.pytorch import TorchModel  # imports torch
+        with self._opening:
+            if kind not in self._torch:
+                from bertsmith.inference.engines.pytorch import TorchModel  # imports torch
 
-            model = TorchModel.open(self.folder, kind, replace(self.processor, precision="float32"))
-            self.check_head(kind, model.missing, getattr(model.model, "num_outputs", None))
-            self._torch[kind] = model
-        return self._torch[kind]
+                own = replace(self.processor, precision="float32")
+                model = TorchModel.open(self.folder, kind, own)
+                self.check_head(kind, model.missing, getattr(model.model, "num_outputs", None))
+                self._torch[kind] = model
+            return self._torch[kind]
+
+    def keep_in_memory(self) -> None:
+        """Copy what our own engine's models map from files, which may change."""
+        for key, model in self._models.items():
+            if isinstance(model, NativeModel):
+                self._models[key] = model.in_memory()
 
     def check_head(self, kind: str, missing: Sequence[str], outputs: int | None) -> None:
         """Refuse, by ValueError, a head of which a part was never trained, or with another number
