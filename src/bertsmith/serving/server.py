@@ -154,7 +154,7 @@ class Supervisor:
             if model.is_native:  # others' threads do not survive a fork: see `work`
                 model.warm_up()
         seconds = time.perf_counter() - started
-        print(f"{len(models)} models opened in {seconds:.1f} s", file=sys.stderr)
+        print(f"models opened in {seconds:.1f} s", file=sys.stderr)
         operations = operations_of(models, self.settings)
         found = Application(models, operations, self.settings, self.metrics)
         found.lifeline = self.lifeline[0]
