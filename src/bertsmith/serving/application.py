@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Operation:
-    """What one method of one path does."""
+    """One method of one path, and its description."""
 
     path: str
     respond: Callable[[Application, Request, Any], Awaitable[Any]]
@@ -321,9 +321,8 @@ class Application:
             )
         job, timeout = model.job(method, items, **options), self.settings.timeout
         seconds = self.batcher.seconds(job.kind, sum(job.costs)) / self.batcher.threads
-        if (
-            seconds > timeout
-        ):  # it would be for nothing, and a text that has begun cannot be stopped
+        # such work would be for nothing, and a text that has begun cannot be stopped
+        if seconds > timeout:
             raise Refused(
                 413,
                 f"about {seconds:,.0f} seconds of work, of {timeout:g} at most: send less at once",

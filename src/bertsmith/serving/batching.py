@@ -49,12 +49,12 @@ class Job:
     call: Call
     items: Sequence[Any]
     tokens: Sequence[int]
-    """Of each item, about: what it holds of the memory."""
+    """The tokens of each item, about: its share of the memory."""
     costs: Sequence[int] = ()
     """Tokens that the model reads for each item, in all its passes; (): in one."""
     answers: list[Any] = field(default_factory=list)
     began: float | None = None
-    """When its first item was computed, by `time.perf_counter`."""
+    """Start of its first call, by `time.perf_counter`."""
     queued_at: float = 0.0
     computed: float = 0.0
     """Seconds of the calls that it was part of."""
@@ -67,7 +67,7 @@ class Job:
     cost_left: int = 0
     """Of the same."""
     due: float = 0.0
-    """When it should be done, by `time.perf_counter`; its place in the queue."""
+    """The time when it should be done, by `time.perf_counter`; its place in the queue."""
 
     def __post_init__(self) -> None:
         self.costs = self.costs or self.tokens

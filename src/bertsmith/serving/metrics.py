@@ -23,7 +23,7 @@ ALIASES = {
 
 
 class Metrics:
-    """What is counted, in files of `folder`, one a process, which outlive a process that dies.
+    """The numbers, in files of `folder`, one a process, which outlive a process that dies.
 
     prometheus_client takes the folder from the environment when it is first imported: make this
     object before.

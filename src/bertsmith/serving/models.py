@@ -28,7 +28,7 @@ from bertsmith.text.tokenizer.rows import Encoded, make_rows, text_room, truncat
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 Cut = Literal["right", "left", "none"]
-"""What a text loses that is too long: its end, its start, or nothing, for it is refused."""
+"""A text that is too long loses its end, its start, or nothing: then it is refused."""
 ATTENTION_TOKENS = 64  # of a text whose attention is shown; longer ones are cut
 ANSWERS = "classify", "score", "tag", "answer", "choose"  # methods of a fine-tuned model, one each
 
@@ -48,7 +48,7 @@ class ServedModel:
     folder: Path
     predictor: ServedPredictor
     opened: float
-    """When it was opened, in seconds since 1970."""
+    """The time when it was opened, in seconds since 1970."""
     _twins: dict[int, ServedPredictor] = field(default_factory=dict)
     """The predictor by threads; each keeps what it has made once."""
     _alone: threading.Lock = field(default_factory=threading.Lock)
@@ -70,7 +70,7 @@ class ServedModel:
         return self.predictor.processor.threads if self.is_native else 1
 
     def described(self) -> dict[str, Any]:
-        """What /v1/models says of it."""
+        """Its entry in /v1/models."""
         config, own = self.predictor.config, self.predictor.processor
         is_tuned = self.methods[0] in ANSWERS
         names = self.predictor.model_task.label_names if is_tuned else ()
@@ -155,7 +155,7 @@ class ServedModel:
             )
 
     def job(self, method: str, items: Sequence[tuple[Any, ...]], /, **options: Any) -> Job:
-        """What a request asks of this model.
+        """A request to this model as a job.
 
         `options` are keyword arguments of the method, alike for all items.
         """

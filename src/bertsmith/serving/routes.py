@@ -319,7 +319,6 @@ async def attention(app: Application, request: Request, body: Attend) -> Any:
 
 
 FILM = {"text": ["A fine film.", "Two hours of rain."]}
-PAIR = {"text": "A man sings.", "text_pair": "Someone is singing."}
 OPERATIONS: Sequence[tuple[tuple[str, ...], Operation]] = (
     (
         ("classify", "score"),

@@ -85,9 +85,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process, and what its models are."""
+    """The application that a worker process serves, and its start."""
 
-    process: int
     application: Application
     started: float
 
@@ -185,7 +184,7 @@ class Supervisor:
                     traceback.print_exc()
                 os._exit(code)
         os.close(writer)
-        self.workers[process] = Worker(process, self.application, time.monotonic())
+        self.workers[process] = Worker(self.application, time.monotonic())
         with open(reader, "rb") as ready:
             if not ready.read(1):
                 raise ChildProcessError("a worker ended before it was ready")

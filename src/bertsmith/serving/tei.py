@@ -68,7 +68,7 @@ class EmbedInputs(TokensInputs):
 
 
 class PipelineParameters(Struct):
-    """What huggingface_hub's client sends besides."""
+    """Fields that huggingface_hub's client sends besides."""
 
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
     top_k: int | None = None
@@ -80,7 +80,7 @@ class PredictInputs(Inference):
     inputs: str | list[str | list[str]]
     raw_scores: bool = False
     parameters: PipelineParameters | None = None
-    """Of huggingface_hub's client, which takes the answer to a text as a list in a list."""
+    """Sent by huggingface_hub's client, which takes the answer to a text as a list in a list."""
 
     @property
     def is_batch(self) -> bool:
@@ -104,7 +104,7 @@ class Sentences(Struct):
 
 
 class SimilarityParameters(Inference):
-    """How sentences are read."""
+    """The way sentences are read."""
 
     prompt_name: str | None = None
 
@@ -170,7 +170,7 @@ def mismatch(message: str, name: str) -> Refused:
 def counted(
     compute: Callable[[Application, Request, Any], Awaitable[tuple[Any, int]]],
 ) -> Callable[[Application, Request, Any], Awaitable[Reply]]:
-    """What gives an answer and its number of tokens, counted and with headers of its costs."""
+    """Make a route of `compute` (answer, tokens): counted, and with headers of its costs."""
 
     async def respond(app: Application, request: Request, body: Any) -> Reply:
         fault: str | None = "inference"
@@ -268,7 +268,7 @@ def texts_or_ids(model: ServedModel, given: Inputs, name: str) -> list[Any]:
 async def of_texts(
     app: Application, request: Request, body: TokensInputs, method: str, **options: Any
 ) -> list[Any]:
-    """What a method says of the texts of a request."""
+    """The answers of a method to the texts of a request."""
     needed, otherwise = "embed", "Model is not an embedding model"
     if method == "embed_sparse":
         needed, otherwise = "fill", "Model is not an embedding model with SPLADE pooling"
