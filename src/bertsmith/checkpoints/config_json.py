@@ -14,7 +14,7 @@ from typing import Any
 
 from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
-from bertsmith.checkpoints.tensorflow.google import GOOGLE_CONFIG, google_config
+from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
 from bertsmith.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"

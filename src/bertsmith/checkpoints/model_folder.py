@@ -28,6 +28,11 @@ from bertsmith.checkpoints.config_json import (
     model_kind,
     read_config,
 )
+from bertsmith.checkpoints.formats.google import (
+    GOOGLE_CONFIG,
+    PREFIX,
+    google_config_entries,
+)
 from bertsmith.checkpoints.names import REDUNDANT, spelled
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.stored import (
@@ -40,11 +45,6 @@ from bertsmith.checkpoints.stored import (
     head_size,
     not_finite,
     not_made_for,
-)
-from bertsmith.checkpoints.tensorflow.google import (
-    GOOGLE_CONFIG,
-    PREFIX,
-    google_config_entries,
 )
 from bertsmith.checkpoints.tensors import (
     from_hugging_face,

@@ -24,6 +24,8 @@ from bertsmith.checkpoints.config_json import (
     config_path,
     model_kind,
 )
+from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
+from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, IS_SHARD, Bundle
 from bertsmith.checkpoints.names import (
     GLOBAL_STEP,
     KERNEL,
@@ -32,8 +34,6 @@ from bertsmith.checkpoints.names import (
     canonical,
     spelled,
 )
-from bertsmith.checkpoints.tensorflow.bundle import INDEX, IS_SHARD, Bundle
-from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix, open_checkpoint
 from bertsmith.model.config import ModelConfig
 
 WEIGHTS, PICKLED = "model.safetensors", ".bin"
@@ -103,7 +103,7 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
     Those of a checkpoint of Google's are in its index, without what belongs to its optimizer.
     """
     if file.suffix == PICKLED:
-        from bertsmith.checkpoints.pickled import read_pickled  # imports torch
+        from bertsmith.checkpoints.formats.pickled import read_pickled  # imports torch
 
         tensors = read_pickled(file)
         return [StoredTensor(file, name, tuple(x.shape), x) for name, x in tensors.items()]

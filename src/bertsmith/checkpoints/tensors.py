@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file
+from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
+from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, write_bundle
 from bertsmith.checkpoints.names import (
     GLOBAL_STEP,
     KERNEL,
@@ -25,8 +27,6 @@ from bertsmith.checkpoints.names import (
     name_parts,
 )
 from bertsmith.checkpoints.stored import PICKLED, StoredTensor, bundle_array, opened
-from bertsmith.checkpoints.tensorflow.bundle import INDEX, write_bundle
-from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix, open_checkpoint
 
 
 def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -80,6 +80,7 @@ INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a command that Ctrl-C en
 EXTRAS = {
     "matplotlib": ("matplotlib", "train"),
     "nncf": ("nncf", "openvino"),
+    "h5py": ("h5py", "lineage"),
     "httptools": ("httptools", "serve"),
     "msgspec": ("msgspec", "serve"),
     "onnx": ("onnx", "onnx"),
@@ -90,9 +91,11 @@ EXTRAS = {
     "prometheus_client": ("prometheus-client", "serve"),
     "ray": ("Ray", "ray"),
     "rensa": ("rensa", "dedup"),
+    "sacrebleu": ("sacrebleu", "lineage"),
     "scipy": ("scipy", "train"),
     "sklearn": ("scikit-learn", "train"),
     "tensorboard": ("tensorboard", "train"),
+    "tokenizers": ("tokenizers", "lineage"),
     "uvicorn": ("uvicorn", "serve"),
 }
 FAILURES = OSError, MemoryError, RuntimeError, FloatingPointError

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.convert import convert
+from bertsmith.checkpoints.formats.google import PREFIX
+from bertsmith.checkpoints.formats.tensorflow_bundle import Bundle, write_bundle
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder, write_manifest
 from bertsmith.checkpoints.snapshots import load_training_state
-from bertsmith.checkpoints.tensorflow.bundle import Bundle, write_bundle
-from bertsmith.checkpoints.tensorflow.google import PREFIX
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.convert import convert
+from bertsmith.checkpoints.formats.google import checkpoint_prefix
+from bertsmith.checkpoints.formats.tensorflow_bundle import Bundle, write_bundle
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.model_folder import load_model, model_class
 from bertsmith.checkpoints.reading import load_tokenizer
-from bertsmith.checkpoints.tensorflow.bundle import Bundle, write_bundle
-from bertsmith.checkpoints.tensorflow.google import checkpoint_prefix
 from bertsmith.checkpoints.tensors import google_optimizer
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bertsmith.checkpoints.tensorflow.crc32c import crc32c
-from bertsmith.checkpoints.tensorflow.table import (
+from bertsmith.checkpoints.formats.crc32c import crc32c
+from bertsmith.checkpoints.formats.tensorflow_table import (
     Cursor,
     read_table,
     table_bytes,

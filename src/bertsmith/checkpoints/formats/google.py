@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import read_json_object
-from bertsmith.checkpoints.tensorflow.bundle import INDEX, Bundle
-from bertsmith.checkpoints.tensorflow.table import MAGIC
+from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, Bundle
+from bertsmith.checkpoints.formats.tensorflow_table import MAGIC
 
 GOOGLE_CONFIG = "bert_config.json"
 PREFIX = "bert_model.ckpt"  # of the released models' files, and of those that we write

@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from bertsmith.checkpoints.tensorflow.crc32c import masked_crc32c
-from bertsmith.checkpoints.tensorflow.table import varint
+from bertsmith.checkpoints.formats.crc32c import masked_crc32c
+from bertsmith.checkpoints.formats.tensorflow_table import varint
 
 MAGIC = bytes.fromhex("57fb808b247547db")  # TensorFlow's own files end so
 FLOAT = 1

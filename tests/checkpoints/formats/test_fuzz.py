@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.checkpoints.tensorflow.bundle import Bundle
-from bertsmith.checkpoints.tensorflow.table import Cursor, varint
+from bertsmith.checkpoints.formats.tensorflow_bundle import Bundle
+from bertsmith.checkpoints.formats.tensorflow_table import Cursor, varint
 
 from .crafted import HEADER as header
 from .crafted import block, checked, entry, packed, table, write_crafted

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bertsmith.checkpoints.tensorflow.crc32c import masked_crc32c
+from bertsmith.checkpoints.formats.crc32c import masked_crc32c
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER = 48  # bytes: two places of blocks, zeros, the magic number

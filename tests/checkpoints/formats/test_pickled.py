@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.convert import convert
+from bertsmith.checkpoints.formats.pickled import read_pickled
 from bertsmith.checkpoints.model_folder import load_model
-from bertsmith.checkpoints.pickled import read_pickled
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.model.heads import PreTrainingModel
 

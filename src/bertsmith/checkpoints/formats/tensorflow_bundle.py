@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 
 from bertsmith.base.files import atomic_file
-from bertsmith.checkpoints.tensorflow.crc32c import masked_crc32c
-from bertsmith.checkpoints.tensorflow.table import Cursor, read_table, table_bytes, varint
+from bertsmith.checkpoints.formats.crc32c import masked_crc32c
+from bertsmith.checkpoints.formats.tensorflow_table import Cursor, read_table, table_bytes, varint
 
 INDEX, IS_SHARD = ".index", re.compile(r"\.data-\d{5}-of-\d{5}$")  # ends of files' names
 DTYPES = {  # of types.proto

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertsmith.checkpoints.tensorflow.bundle import Bundle, slice_key, write_bundle
+from bertsmith.checkpoints.formats.tensorflow_bundle import Bundle, slice_key, write_bundle
 
 from .crafted import block, checked, entry, message, shape, table, write_crafted
 from .make_golden import SLICES, various
