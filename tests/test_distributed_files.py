@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from bertsmith.cli import pretrain
 from bertsmith.cli.flags import read_command
-from bertsmith.cli.pretrain import Pretrain
+from bertsmith.cli.train import Pretrain
 
 FOLDER = Path(__file__).parents[1] / "docs" / "distributed"
 SCRIPTS = ("two-hosts.sh", "slurm.sbatch")

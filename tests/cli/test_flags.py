@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import pytest
 
 from bertsmith.base.settings import Advanced, Alias, Metavar, Positional
+from bertsmith.cli.experiments import Quickstart
 from bertsmith.cli.flags import as_flags, flags_in_errors, group_values, help_text, read_command
-from bertsmith.cli.inspect import Quickstart
 from bertsmith.cli.main import COMMANDS, ERRORS, class_name, main
-from bertsmith.cli.pretrain import Pretrain
+from bertsmith.cli.train import Pretrain
 
 TWO_SCREENS = 2 * 50  # lines
 

@@ -223,13 +223,13 @@ def test_the_command_stops_at_its_time_limit_with_a_code_of_its_own(
     words += ["--max-length", 32, "--threads", 1, "--loggers"]
     limited = [*words[:-1], "--time-limit", 5, "--loggers"]
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.cli.pretrain.parse_duration", lambda limit: 1e-9)
+        patch.setattr("bertsmith.cli.train.parse_duration", lambda limit: 1e-9)
         ran = cli(*limited)
         assert ran.code == 75
     assert ran.err.endswith(f"stopped and saved; add --resume to go on with {out}\n")
     assert RunFolder(out).latest().name == "step-00000000"
     with monkeypatch.context() as patch:  # which starts again what leaves with another code
-        patch.setattr("bertsmith.cli.pretrain.parse_duration", lambda limit: 1e-9)
+        patch.setattr("bertsmith.cli.train.parse_duration", lambda limit: 1e-9)
         stopped = Mock(finished=False)
         patch.setattr("bertsmith.training.pretraining.run.pretrain", lambda *_, **__: stopped)
         patch.setenv("TORCHELASTIC_RUN_ID", "x")

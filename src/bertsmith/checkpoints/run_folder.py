@@ -123,6 +123,23 @@ class RunFolder:
                     f"{self.path} holds '{name}', which is of no run: name another `out`"
                 )
 
+    def is_begun(self, kind: str, settings: Mapping[str, Any]) -> bool:
+        """True if a run of this kind and these settings was begun here and may go on.
+
+        Errors: ValueError where it is another run: of another kind, or that names the setting.
+        """
+        if self.kind() != kind:
+            self.check_free(kind)
+            return False
+        stored = self.settings()["settings"]
+        for name, value in settings.items():
+            if stored.get(name) != value:
+                raise ValueError(
+                    f"{self.path} was made with {name} = {stored.get(name)}, not {value}: give"
+                    " the same settings to go on with it, or name another `out`"
+                )
+        return True
+
     @contextmanager
     def locked(self, begun: bool = True) -> Iterator[None]:
         """Keep other processes from writing this run; the system unlocks it when this one ends.

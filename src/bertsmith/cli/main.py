@@ -26,7 +26,7 @@ from bertsmith.base import VERSION
 
 BLOCKS = {  # of --help: command -> (module of cli, what it is for)
     "start": {
-        "quickstart": ("inspect", "the whole way on text that is already here, with a report"),
+        "quickstart": ("experiments", "the whole way on text that is already here, with a report"),
         "doctor": ("inspect", "check that this machine computes what it should, and how fast"),
     },
     "text": {
@@ -42,8 +42,8 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "corpus contamination": ("corpus_survey", "list documents with text of evaluation sets"),
     },
     "train": {
-        "pretrain": ("pretrain", "pre-train a BERT on a token store"),
-        "finetune": ("finetune", "train a model for a task: classes, labels, tags, answers"),
+        "pretrain": ("train", "pre-train a BERT on a token store"),
+        "finetune": ("train", "train a model for a task: classes, labels, tags, answers"),
         "embed train": ("features", "train a model's vectors of texts on pairs that match"),
     },
     "use": {

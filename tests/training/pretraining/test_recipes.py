@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from bertsmith.cli.flags import read_command
-from bertsmith.cli.pretrain import Pretrain, _recipe
+from bertsmith.cli.train import Pretrain, _recipe
 from bertsmith.training.loop.schedule import default_rate
 from bertsmith.training.pretraining.settings import (
     RECIPES,

@@ -226,9 +226,9 @@ def feature_table(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
-    _is_begun(run, described)
+    run.is_begun(KIND, described)
     with run.locked():
-        if not _is_begun(run, described):  # again: another process may have been here meanwhile
+        if not run.is_begun(KIND, described):  # again: another process may have been here meanwhile
             machine = engines.machine(engine, engines.measure_peak(engine))
             run.write_settings(describe(KIND, provenance.command, described, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)
@@ -270,21 +270,6 @@ def _fill(
         run.write_result(result)
         write_text(out / "table.md", "\n".join(table(result)) + "\n")
     return result
-
-
-def _is_begun(run: RunFolder, described: dict[str, Any]) -> bool:
-    """True if `run` is one of these settings. Errors: ValueError when it is another run."""
-    if run.kind() != KIND:
-        run.check_free(KIND)
-        return False
-    stored = run.settings()["settings"]
-    for name in described:
-        if stored.get(name) != described[name]:
-            raise ValueError(
-                f"{run.path} was made with {name} = {stored.get(name)}, not {described[name]}: give"
-                " the same settings to go on with it, or name another `out`"
-            )
-    return True
 
 
 def _states(

@@ -53,7 +53,8 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
     """The learning rate of a step that starts at `progress` (0 to 1) of the budget.
 
     It rises from 0 in the first fraction `warmup`. Then it falls to 0, "linear" or as half a
-    "cosine" (Loshchilov and Hutter 2017, arXiv 1608.03983), or is "constant". "paper" is
+    "cosine" (Loshchilov and Hutter 2017, arXiv 1608.03983), or as the inverse square root of the
+    progress ("inverse-sqrt", Vaswani et al. 2017, section 5.3), or is "constant". "paper" is
     google-research/bert optimization.py: it decays from the start on, with a drop after warm-up.
 
     >>> [round(learning_rate(p, 1.0, 0.2, "linear"), 3) for p in (0.0, 0.1, 0.2, 0.6, 1.0)]
@@ -62,6 +63,8 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
     [0.5, 1.0, 0.854, 0.5, 0.0]
     >>> [round(learning_rate(p, 1.0, 0.2, "paper"), 3) for p in (0.1, 0.19, 0.2, 0.6)]
     [0.5, 0.95, 0.8, 0.4]
+    >>> [round(learning_rate(p, 1.0, 0.2, "inverse-sqrt"), 3) for p in (0.1, 0.2, 0.8, 1.0)]
+    [0.5, 1.0, 0.5, 0.447]
     """
     if progress < warmup:
         return peak * progress / warmup
@@ -70,6 +73,8 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
         return peak
     if kind == "cosine":
         return peak * 0.5 * (1.0 - math.cos(math.pi * left))
+    if kind == "inverse-sqrt":
+        return peak * math.sqrt(warmup / progress) if warmup else peak
     if kind == "paper":
         return peak * (1.0 - progress)
     assert kind == "linear", kind
