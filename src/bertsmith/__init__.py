@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.predictor import load as load
     from bertsmith.model.config import ModelConfig as ModelConfig
     from bertsmith.model.encoder import Encoder as Encoder
-    from bertsmith.model.lstm import ScalarMix as ScalarMix
+    from bertsmith.model.recurrent import ScalarMix as ScalarMix
     from bertsmith.text.tokenizer.normalize import PRESETS as PRESETS
     from bertsmith.text.tokenizer.normalize import Normalization as Normalization
     from bertsmith.text.tokenizer.rows import Encoded as Encoded
@@ -129,7 +129,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.predictor": ("Predictor", "load"),
     "model.config": ("ModelConfig",),
     "model.encoder": ("Encoder",),
-    "model.lstm": ("ScalarMix",),
+    "model.recurrent": ("ScalarMix",),
     "text.tokenizer.normalize": ("PRESETS", "Normalization"),
     "text.tokenizer.rows": ("Encoded",),
     "text.tokenizer.tokenizer": ("Tokenizer",),

@@ -74,7 +74,7 @@ ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we wr
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
 }
-KINDS = {  # architecture: our class of model/heads.py, or lstm.py
+KINDS = {  # architecture: our class of model/heads.py, or recurrent.py
     "BertForPreTraining": "PreTrainingModel",
     "BertForMaskedLM": "PreTrainingModel",  # without pooler and next-sentence head
     "BertLMHeadModel": "PreTrainingModel",  # the same of a causal model

@@ -35,7 +35,7 @@ from bertsmith.checkpoints.names import REDUNDANT, spelled
 from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
 from bertsmith.checkpoints.tensors import read_tensors, write_tensors
 from bertsmith.model.heads import TaskModel
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 

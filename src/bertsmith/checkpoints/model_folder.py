@@ -65,7 +65,7 @@ from bertsmith.model.heads import (
     TokenClassifier,
 )
 from bertsmith.model.initialization import WithoutInitialization, initialize
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.text.tokenizer.files import added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 

@@ -28,7 +28,7 @@ from bertsmith.model.heads import (
     SpanPredictor,
     TokenClassifier,
 )
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.model.recurrent import FrozenTagger
 
 from ...tiny import bertsmith as run
 from ...tiny import contents, piece_tokenizer, random_model, refused, write

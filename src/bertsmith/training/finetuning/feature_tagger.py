@@ -29,7 +29,7 @@ from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
-from bertsmith.model.lstm import FeatureTagger
+from bertsmith.model.recurrent import FeatureTagger
 from bertsmith.tasks.tagging.features import IGNORED, featurize_sentences
 from bertsmith.tasks.tagging.schemes import tag_scores
 from bertsmith.tasks.tagging.sentences import Sentences

@@ -18,7 +18,7 @@ from bertsmith.checkpoints.model_folder import TASK_CLASSES, load_model
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.initialization import initialize
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.task import TASKS, Task

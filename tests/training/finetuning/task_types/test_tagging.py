@@ -12,7 +12,7 @@ import torch
 from bertsmith.checkpoints.model_folder import BareModel, load_model
 from bertsmith.model import lstm as tagger
 from bertsmith.model.heads import TokenClassifier
-from bertsmith.model.lstm import FrozenTagger
+from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task

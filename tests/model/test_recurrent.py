@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertsmith.model import lstm as taggers
+from bertsmith.model import recurrent as taggers
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.initialization import initialize
-from bertsmith.model.lstm import LSTM, FeatureTagger, FrozenTagger, ScalarMix
+from bertsmith.model.recurrent import GRU, LSTM, FeatureTagger, FrozenTagger, ScalarMix
 
-from .kernels.harness import run
+from .kernels.harness import assert_as_float64, error, run
 
 LENGTHS = torch.tensor([5, 1, 7])
 
@@ -39,10 +39,95 @@ def test_states_and_gradients_are_those_of_pytorch(steps):
 
 
 def test_gradients_by_differences():
+    """Of PyTorch's operators, which compute in float64."""
     lstm = LSTM(3, 2).double()
-    # cells are float32 inside: differences of 1e-3 are seen through its rounding
-    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lstm, x, eps=1e-2, atol=1e-3, rtol=1e-2, nondet_tol=0)
+    x, h, c = (
+        torch.randn(*shape, 2, size).double() for shape, size in (((4,), 3), ((), 2), ((), 2))
+    )
+    leaves = [part.requires_grad_() for part in (x, h, c)]
+    assert torch.autograd.gradcheck(lstm.run, leaves)
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_states_and_cells_from_given_ones_are_those_of_float64(steps):
+    """All four go on to a loss, and the gradient reaches what was given."""
+    torch.manual_seed(steps)
+    x, h, c = torch.randn(steps, 3, 5), torch.randn(3, 40), torch.randn(3, 40)
+
+    def both(lstm, *given):
+        return torch.cat(lstm.run(*given))
+
+    assert_as_float64(1e-5, both, both, [x, h, c], torch.randn(2 * steps, 3, 40), LSTM(5, 40))
+
+
+def gru_by_hand(model, x, h, reset):
+    """The equations of `GRU` in NumPy, float64."""
+    weights = (model.inputs.weight, model.inputs.bias, model.gates.weight, model.new.weight)
+    w, b, u, v = (part.detach().double().numpy() for part in weights)
+    bias = 0.0 if reset == "before" else model.new.bias.detach().double().numpy()
+    states = []
+    for x_s in x.double().numpy():
+        a, i, d = np.split(x_s @ w.T + b, 3, axis=1)
+        u_r, u_z = np.split(u, 2)
+        r, z = 1 / (1 + np.exp(-a - h @ u_r.T)), 1 / (1 + np.exp(-i - h @ u_z.T))
+        n = np.tanh(d + ((r * h) @ v.T if reset == "before" else r * (h @ v.T + bias)))
+        h = z * h + (1 - z) * n
+        states.append(h)
+    return torch.tensor(np.stack(states)).float()
+
+
+@pytest.mark.parametrize("reset", ["before", "after"])
+@pytest.mark.parametrize("steps", [1, 9])
+def test_a_gru_is_its_equations(reset, steps):
+    torch.manual_seed(steps)
+    gru, x, h = GRU(5, 40, reset), torch.randn(steps, 3, 5), torch.randn(3, 40)
+    states = gru_by_hand(gru, x, h.double().numpy(), reset)
+    torch.testing.assert_close(gru(x, h), states, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gru(x), gru_by_hand(gru, x, np.zeros((3, 40)), reset))
+    above = torch.randn(steps, 3, 40)
+    assert_as_float64(1e-5, GRU.__call__, GRU.__call__, [x, h], above, gru)
+
+
+@pytest.mark.parametrize("reset", ["before", "after"])
+def test_gradients_of_a_gru_by_differences(reset):
+    gru = GRU(3, 2, reset).double()
+    x, h = torch.randn(4, 2, 3).double().requires_grad_(), torch.randn(2, 2).double()
+    assert torch.autograd.gradcheck(gru, (x, h.requires_grad_()))
+
+
+@pytest.mark.parametrize("steps", [1, 9])
+def test_reset_after_the_product_is_pytorchs_gru(steps):
+    torch.manual_seed(steps)
+    other, ours = nn.GRU(5, 6), GRU(5, 6, "after")
+    with torch.no_grad():
+        other.bias_hh_l0[:12] = 0.0  # ours has it once
+        ours.inputs.weight.copy_(other.weight_ih_l0)
+        ours.inputs.bias.copy_(other.bias_ih_l0)
+        ours.gates.weight.copy_(other.weight_hh_l0[:12])
+        ours.new.weight.copy_(other.weight_hh_l0[12:])
+        ours.new.bias.copy_(other.bias_hh_l0[12:])
+    x, h, above = torch.randn(steps, 3, 5), torch.randn(3, 6), torch.randn(steps, 3, 6)
+    found = run(lambda gru, x, h: gru(x, h), [x, h], above, ours)
+    wanted = run(lambda gru, x, h: gru(x, h[None])[0], [x, h], above, other)
+    states, by_x, by_h, by_inputs, by_state, by_bias, by_state_bias = wanted
+    by_ours = [by_inputs, by_bias, by_state[:12], by_state[12:], by_state_bias[12:]]
+    torch.testing.assert_close(found, [states, by_x, by_h, *by_ours], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reset", ["before", "after"])
+def test_a_gru_in_bf16_is_near_float32(reset):
+    torch.manual_seed(1)
+    gru, x, h = GRU(32, 32, reset), torch.randn(12, 4, 32), torch.randn(4, 32)
+    above = torch.randn(12, 4, 32)
+
+    def low(gru, x, h):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return gru(x, h)
+
+    found, wanted = run(low, [x, h], above, gru), run(GRU.__call__, [x, h], above, gru)
+    # bf16 keeps 8 bits; states are below 1, and errors go through 12 steps
+    for one, other in zip(found, wanted, strict=True):
+        assert error(one, other) < 0.03
 
 
 def test_lstm_in_bf16_is_near_float32():

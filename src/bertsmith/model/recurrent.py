@@ -1,8 +1,8 @@
-"""LSTMs, and taggers of them over the states of a frozen encoder (paper section 5.3, Table 7).
+"""LSTMs and GRUs, and taggers over the states of a frozen encoder (paper section 5.3, Table 7).
 
 oneDNN's LSTM in bf16 reorders its weights in every backward pass, which takes as long as a batch of
-1,000 words. Here the matrix products are plain ones, and all but those of the state run for all
-steps at once.
+1,000 words, and there is none of its GRU. Here the matrix products are plain ones, and all but
+those of the state run for all steps at once.
 
 Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, S steps (words or
 tokens), G the size of one direction; in an LSTM H is the size of its state.
@@ -11,23 +11,25 @@ tokens), G the size of one direction; in an LSTM H is the size of its state.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.model.config import ModelConfig, training_flops
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.kernels.elementwise import Dropout
+from bertsmith.model.kernels.recurrence import gru_steps, lstm_steps
 
 HIDDEN_SIZE, NUM_LAYERS = 768, 2  # of the LSTM: the paper's
 LAYERS_READ = 4  # the encoder's last ones, side by side: the best row of Table 7
-ACTIVATIONS = torch.sigmoid, torch.sigmoid, torch.tanh, torch.sigmoid  # of the gates, in order
+Reset = Literal["before", "after"]
 
 
 class LSTM(nn.Module):
-    """[S, B, I] -> [S, B, H], from a state of zeros (Hochreiter and Schmidhuber 1997).
+    """[S, B, I] -> [S, B, H] (Hochreiter and Schmidhuber 1997).
 
     With i, f, g, o = W x_s + U h_(s-1) + b in four parts, in PyTorch's order:
     c_s = sigmoid(f) c_(s-1) + sigmoid(i) tanh(g)
@@ -40,61 +42,41 @@ class LSTM(nn.Module):
         self.state = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, x_SBI: Tensor) -> Tensor:
-        return _Recurrence.apply(self.inputs(x_SBI), self.state.weight)
+        """The states, from a state and a cell of zeros."""
+        start_BH = x_SBI.new_zeros(x_SBI.shape[1], self.state.in_features)
+        return self.run(x_SBI, start_BH, start_BH)[0]
+
+    def run(self, x_SBI: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
+        """States and cells, [S, B, H] each, from the state and the cell before the first step."""
+        return lstm_steps(self.inputs(x_SBI), self.state.weight, h_BH, c_BH)
 
 
-class _Recurrence(torch.autograd.Function):
-    """The steps: W x + b [S, B, 4H] and U [4H, H] -> states [S, B, H].
+class GRU(nn.Module):
+    """[S, B, I] -> [S, B, H] (Cho et al. 2014), in two forms, which are two functions.
 
-    Products and states have the dtype of W x + b; cells and what is computed of them are float32.
+    With a, b, d = W x_s + bias in three parts and h the state before:
+    r = sigmoid(a + U_r h)
+    z = sigmoid(b + U_z h)
+    n = tanh(d + U (r h))           reset "before" the product: the papers'
+    n = tanh(d + r (U h + bias'))   reset "after" it: PyTorch's, cuDNN's
+    h_s = z h + (1 - z) n
     """
 
-    @staticmethod
-    def forward(ctx: Any, x_SBG: Tensor, weight_GH: Tensor) -> Tensor:
-        steps, rows, size = x_SBG.shape[0], x_SBG.shape[1], weight_GH.shape[1]
-        weight = weight_GH.to(x_SBG.dtype)
-        gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
-        cells_SBH = gates_SBG.new_empty(steps, rows, size)
-        states_SBH = x_SBG.new_empty(steps, rows, size)
-        for step in range(steps):
-            x_BG = x_SBG[step].float()
-            if step:
-                x_BG = x_BG + F.linear(states_SBH[step - 1], weight)
-            i, f, g, o = gates = gates_SBG[step].chunk(4, dim=1)
-            for activation, x, gate in zip(ACTIVATIONS, x_BG.chunk(4, dim=1), gates, strict=True):
-                activation(x, out=gate)
-            cells_BH = i * g
-            if step:
-                cells_BH.addcmul_(f, cells_SBH[step - 1])
-            cells_SBH[step] = cells_BH
-            states_SBH[step] = o * cells_BH.tanh()
-        ctx.save_for_backward(gates_SBG, cells_SBH, states_SBH, weight_GH)
-        return states_SBH
+    def __init__(self, size: int, hidden_size: int, reset: Reset = "before") -> None:
+        super().__init__()
+        self.inputs = nn.Linear(size, 3 * hidden_size)
+        self.gates = nn.Linear(hidden_size, 2 * hidden_size, bias=False)
+        self.new = nn.Linear(hidden_size, hidden_size, bias=reset == "after")
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gates_SBG, cells_SBH, states_SBH, weight_GH = ctx.saved_tensors
-        weight = weight_GH.to(states_SBH.dtype)
-        d_x_SBG = torch.empty_like(gates_SBG, dtype=states_SBH.dtype)
-        d_cells_BH = torch.zeros_like(cells_SBH[0])
-        for step in reversed(range(len(cells_SBH))):
-            d_states_BH = gradients[0][step].float()
-            if step + 1 < len(cells_SBH):
-                d_states_BH = d_states_BH + d_x_SBG[step + 1] @ weight
-            i, f, g, o = gates_SBG[step].chunk(4, dim=1)
-            d_i, d_f, d_g, d_o = d_x_SBG[step].chunk(4, dim=1)
-            tanh_BH = cells_SBH[step].tanh()
-            d_cells_BH = d_cells_BH + d_states_BH * o * (1 - tanh_BH * tanh_BH)
-            d_o.copy_(d_states_BH * tanh_BH * o * (1 - o))
-            d_i.copy_(d_cells_BH * g * i * (1 - i))
-            d_g.copy_(d_cells_BH * i * (1 - g * g))
-            if step:
-                d_f.copy_(d_cells_BH * cells_SBH[step - 1] * f * (1 - f))
-                d_cells_BH = d_cells_BH * f
-            else:
-                d_f.zero_()
-        d_weight_GH = d_x_SBG[1:].flatten(0, 1).t() @ states_SBH[:-1].flatten(0, 1)
-        return d_x_SBG, d_weight_GH.to(weight_GH.dtype)
+    def forward(self, x_SBI: Tensor, h_BH: Tensor | None = None) -> Tensor:
+        """The states, from the one before the first step, or from zeros."""
+        if h_BH is None:
+            h_BH = x_SBI.new_zeros(x_SBI.shape[1], self.new.in_features)
+        return self.run(self.inputs(x_SBI), h_BH)
+
+    def run(self, x_SBG: Tensor, h_BH: Tensor) -> Tensor:
+        """The states, of W x + bias."""
+        return gru_steps(x_SBG, self.gates.weight, self.new.weight, self.new.bias, h_BH)
 
 
 class ScalarMix(nn.Module):
@@ -111,26 +93,41 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.einsum("n,...nh->...h", weights_N, layers_XNH.to(weights_N.dtype))
 
 
-class BiLSTM(nn.Module):
-    """[B, S, I] -> [B, S, 2G], with dropout on the input of every layer.
+def reversed_order(lengths_B: Tensor, length: int) -> Tensor:
+    """For each row the positions [B, S] that read its real tokens reversed and the padding last.
+
+    >>> reversed_order(torch.tensor([3, 4]), 4).tolist()
+    [[2, 1, 0, 3], [3, 2, 1, 0]]
+    """
+    indices_S = torch.arange(length, device=lengths_B.device)
+    reversed_BS = lengths_B[:, None] - 1 - indices_S
+    return torch.where(reversed_BS >= 0, reversed_BS, indices_S)
+
+
+class Bidirectional(nn.Module):
+    """[B, S, I] -> [B, S, 2G] of LSTMs or GRUs, with dropout on the input of every layer.
 
     The second direction reads the words reversed and the padding last: nothing need be packed.
     """
 
-    def __init__(self, size: int, hidden_size: int, num_layers: int, dropout: float) -> None:
+    def __init__(
+        self,
+        cell: Callable[[int, int], nn.Module],
+        size: int,
+        hidden_size: int,
+        num_layers: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
         sizes = [size, *[2 * hidden_size] * (num_layers - 1)]
-        self.forwards = nn.ModuleList(LSTM(size, hidden_size) for size in sizes)
-        self.backwards = nn.ModuleList(LSTM(size, hidden_size) for size in sizes)
+        self.forwards = nn.ModuleList(cell(size, hidden_size) for size in sizes)
+        self.backwards = nn.ModuleList(cell(size, hidden_size) for size in sizes)
         self.dropout = Dropout(dropout)
 
     def forward(self, x_BSI: Tensor, lengths_B: Tensor) -> Tensor:
         """States of both directions; those at padding mean nothing."""
         x_SBI = x_BSI.transpose(0, 1)
-        indices_S = torch.arange(len(x_SBI), device=lengths_B.device)
-        reversed_BS = lengths_B[:, None] - 1 - indices_S  # three words, one pad: [2, 1, 0, -1]
-        reversed_BS = torch.where(reversed_BS >= 0, reversed_BS, indices_S)
-        reversed_SB1 = reversed_BS.t()[:, :, None]
+        reversed_SB1 = reversed_order(lengths_B, len(x_SBI)).t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
             x_SBI = self.dropout(x_SBI)
             left_SBG = ahead(x_SBI)
@@ -138,6 +135,9 @@ class BiLSTM(nn.Module):
             right_SBG = right_SBG.gather(0, reversed_SB1.expand_as(right_SBG))
             x_SBI = torch.cat([left_SBG, right_SBG], dim=2)
         return x_SBI.transpose(0, 1)
+
+
+BiLSTM = partial(Bidirectional, LSTM)
 
 
 class FeatureTagger(nn.Module):

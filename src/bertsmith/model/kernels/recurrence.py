@@ -1,0 +1,318 @@
+"""The steps of an LSTM and of a GRU in both its forms, with their gradients.
+
+All products of the inputs are taken before the first step; a step multiplies the state alone, and
+compiled passes do what is left of it. The gradient by a weight of the state is one product over all
+steps. Products and states have the dtype of the inputs; gates, cells and what is computed of them
+are float32. Where no kernel runs, PyTorch's operators do the same and record the gradient.
+
+Letters: S steps, B rows, H size of the state, G all gates: 4 H or 3 H.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.model.kernels.elementwise import has_kernels, rows
+from bertsmith.model.kernels.numbers import ONE, load, sigmoid, store, tanh, vectorized
+
+
+def lstm_steps(
+    x_SBG: Tensor, weight_GH: Tensor, h_BH: Tensor, c_BH: Tensor
+) -> tuple[Tensor, Tensor]:
+    """W x + b, U, and the state and cell before the first step -> states and cells [S, B, H]."""
+    if has_kernels(x_SBG):
+        return _LSTMSteps.apply(x_SBG, weight_GH, h_BH, c_BH)
+    weight_GH = weight_GH.to(x_SBG.dtype)
+    states, cells = [], []
+    for x_BG in x_SBG:
+        i, f, g, o = (x_BG + F.linear(h_BH, weight_GH)).chunk(4, dim=1)
+        c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
+        h_BH = (o.sigmoid() * c_BH.tanh()).to(x_BG.dtype)
+        states.append(h_BH)
+        cells.append(c_BH)
+    return torch.stack(states), torch.stack(cells)
+
+
+def gru_steps(
+    x_SBG: Tensor, gates_2HH: Tensor, new_HH: Tensor, bias_H: Tensor | None, h_BH: Tensor
+) -> Tensor:
+    """W x + b, the state's weights, and the state before the first step -> states [S, B, H].
+
+    Without `bias_H` the reset gate multiplies the state, with it the state's product.
+    """
+    if has_kernels(x_SBG):
+        return _GRUSteps.apply(x_SBG, gates_2HH, new_HH, bias_H, h_BH)
+    states = []
+    for x_BG in x_SBG:
+        h_BH = gru_step(x_BG, gates_2HH, new_HH, bias_H, h_BH)
+        states.append(h_BH)
+    return torch.stack(states)
+
+
+def gru_step(
+    x_BG: Tensor, gates_2HH: Tensor, new_HH: Tensor, bias_H: Tensor | None, h_BH: Tensor
+) -> Tensor:
+    """One step of `gru_steps` by PyTorch's operators."""
+    size, dtype = h_BH.shape[1], x_BG.dtype
+    x_B2H, x_BH = x_BG.split([2 * size, size], dim=1)
+    r, z = (x_B2H + F.linear(h_BH, gates_2HH.to(dtype))).sigmoid().chunk(2, dim=1)
+    if bias_H is None:
+        product_BH = F.linear(r * h_BH, new_HH.to(dtype))
+    else:
+        product_BH = r * F.linear(h_BH, new_HH.to(dtype), bias_H.to(dtype))
+    return z * h_BH + (1 - z) * (x_BH + product_BH).tanh()
+
+
+class _LSTMSteps(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_SBG: Tensor, weight_GH: Tensor, h_BH: Tensor, c_BH: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x_SBG, weight = x_SBG.contiguous(), weight_GH.to(x_SBG.dtype)
+        gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
+        states, cells = begun(x_SBG, h_BH), begun(gates_SBG, c_BH)
+        for step, x_BG in enumerate(x_SBG):
+            given = x_BG, F.linear(states[step], weight), cells[step]
+            lstm_rows(*map(rows, (*given, gates_SBG[step], cells[step + 1], states[step + 1])))
+        ctx.save_for_backward(gates_SBG, cells, states, weight_GH)
+        return states[1:], cells[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gates_SBG, cells, states, weight_GH = ctx.saved_tensors
+        weight = weight_GH.to(states.dtype)
+        by_states_SBH, by_cells_SBH = gradients
+        d_x_SBG = torch.empty_like(gates_SBG, dtype=states.dtype)
+        d_h_BH, d_c_BH = torch.zeros_like(states[0]), torch.zeros_like(cells[0])
+        for step in reversed(range(len(gates_SBG))):
+            d_h_BH = d_h_BH + by_states_SBH[step]
+            d_c_BH += by_cells_SBH[step]
+            saved = gates_SBG[step], cells[step], cells[step + 1]
+            lstm_gradient_rows(*map(rows, (d_h_BH, *saved, d_c_BH, d_x_SBG[step])))
+            d_h_BH = d_x_SBG[step] @ weight
+        return d_x_SBG, over_steps(d_x_SBG, states[:-1]), d_h_BH, d_c_BH
+
+
+class _GRUSteps(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_SBG: Tensor,
+        gates_2HH: Tensor,
+        new_HH: Tensor,
+        bias_H: Tensor | None,
+        h_BH: Tensor,
+    ) -> Tensor:
+        tape = GRUTape.begin(x_SBG, gates_2HH, new_HH, bias_H, h_BH)
+        for step, x_BG in enumerate(x_SBG.contiguous()):
+            tape.forward(step, x_BG)
+        ctx.save_for_backward(*tape)
+        return tape.states[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        tape = GRUTape(*ctx.saved_tensors)
+        d_x_SBG, d_operands_SBH = tape.gradients()
+        d_h_BH = torch.zeros_like(tape.states[0])
+        for step in reversed(range(len(d_x_SBG))):
+            d_h_BH = tape.backward(step, d_h_BH + gradients[0][step], d_x_SBG, d_operands_SBH)
+        return d_x_SBG, *tape.weight_gradients(d_x_SBG, d_operands_SBH), d_h_BH
+
+
+class GRUTape(NamedTuple):
+    """What a GRU's forward steps leave for its backward steps; its weights."""
+
+    gates_SBG: Tensor  # float32: r, z, n
+    states: Tensor  # [S + 1, B, H]; the first is that before the first step
+    operands_SBH: Tensor  # what r multiplies: the state before, or its product
+    scaled_SBH: Tensor  # r times that
+    gates_2HH: Tensor
+    new_HH: Tensor
+    bias_H: Tensor | None
+
+    @classmethod
+    def begin(
+        cls,
+        x_SBG: Tensor,
+        gates_2HH: Tensor,
+        new_HH: Tensor,
+        bias_H: Tensor | None,
+        h_BH: Tensor,
+    ) -> GRUTape:
+        states = begun(x_SBG, h_BH)
+        dtype = x_SBG.dtype
+        if bias_H is not None:
+            bias_H = bias_H.to(dtype)
+        operands_SBH = states[:-1] if bias_H is None else torch.empty_like(states[1:])
+        gates_SBG = torch.empty(x_SBG.shape)
+        scaled_SBH = torch.empty_like(states[1:])
+        weights = gates_2HH.to(dtype), new_HH.to(dtype), bias_H
+        return cls(gates_SBG, states, operands_SBH, scaled_SBH, *weights)
+
+    def forward(self, step: int, x_BG: Tensor) -> None:
+        """Fill in the state after a step."""
+        h_BH, gates, operand = self.states[step], self.gates_SBG[step], self.operands_SBH[step]
+        scaled = product = self.scaled_SBH[step]
+        if self.bias_H is not None:
+            torch.addmm(self.bias_H, h_BH, self.new_HH.t(), out=operand)
+        given = x_BG, F.linear(h_BH, self.gates_2HH), operand
+        gru_reset_rows(*map(rows, (*given, gates, scaled)))
+        if self.bias_H is None:
+            product = F.linear(scaled, self.new_HH)
+        gru_state_rows(*map(rows, (x_BG, product, h_BH, gates, self.states[step + 1])))
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """Room for the gradients by W x + b [S, B, 3H] and by what r multiplies [S, B, H]."""
+        dtype = self.states.dtype
+        return torch.empty_like(self.gates_SBG, dtype=dtype), torch.empty_like(self.scaled_SBH)
+
+    def backward(
+        self, step: int, d_h_BH: Tensor, d_x_SBG: Tensor, d_operands_SBH: Tensor
+    ) -> Tensor:
+        """The gradient by the state before a step, from that by the state after it."""
+        gates, d_x_BG, d_operand_BH = self.gates_SBG[step], d_x_SBG[step], d_operands_SBH[step]
+        size = d_operand_BH.shape[1]
+        d_before_BH = torch.empty_like(d_h_BH)
+        given = d_h_BH, self.states[step], gates
+        gru_state_gradient_rows(*map(rows, (*given, d_x_BG, d_before_BH)))
+        d_scaled_BH = d_x_BG[:, 2 * size :]
+        if self.bias_H is None:
+            d_scaled_BH = d_scaled_BH @ self.new_HH
+        given = d_scaled_BH.contiguous(), self.operands_SBH[step], gates
+        gru_reset_gradient_rows(*map(rows, (*given, d_x_BG, d_operand_BH)))
+        if self.bias_H is None:
+            d_before_BH += d_operand_BH
+        else:
+            d_before_BH.addmm_(d_operand_BH, self.new_HH)
+        return d_before_BH.addmm_(d_x_BG[:, : 2 * size], self.gates_2HH)
+
+    def weight_gradients(
+        self, d_x_SBG: Tensor, d_operands_SBH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Those by the two weights of the state and by the bias, in the weights' own order."""
+        size, before_SBH = d_operands_SBH.shape[2], self.states[:-1]
+        d_gates_2HH = over_steps(d_x_SBG[..., : 2 * size], before_SBH)
+        if self.bias_H is None:
+            return d_gates_2HH, over_steps(d_x_SBG[..., 2 * size :], self.scaled_SBH), None
+        d_bias_H = d_operands_SBH.float().sum((0, 1))
+        return d_gates_2HH, over_steps(d_operands_SBH, before_SBH), d_bias_H
+
+
+def begun(like_SBX: Tensor, h_BH: Tensor) -> Tensor:
+    """Room for what is before S steps and after each, [S + 1, B, H]; the first is filled."""
+    states = like_SBX.new_empty(len(like_SBX) + 1, *h_BH.shape)
+    states[0] = h_BH
+    return states
+
+
+def over_steps(d_x_SBG: Tensor, inputs_SBI: Tensor) -> Tensor:
+    """The gradient [G, I] by a weight, of all steps at once."""
+    return d_x_SBG.flatten(0, 1).t() @ inputs_SBI.flatten(0, 1)
+
+
+# LLVM makes vectors of a loop only where few pairs of arrays could overlap: hence short loops.
+
+
+@vectorized
+def lstm_rows(x, product, before, gates, cells, states):
+    """W x + b and U h [B, 4H], and the cells before -> gates, cells and states after."""
+    size = cells.shape[1]
+    for row in range(len(cells)):
+        line = gates[row]
+        i, f, g, o = line[:size], line[size : 2 * size], line[2 * size : 3 * size], line[3 * size :]
+        for column in range(4 * size):
+            line[column] = load(x[row, column]) + load(product[row, column])
+        for column in range(2 * size):
+            line[column] = sigmoid(line[column])
+        for column in range(size):
+            g[column] = tanh(g[column])
+        for column in range(size):
+            o[column] = sigmoid(o[column])
+        for column in range(size):
+            cells[row, column] = f[column] * before[row, column] + i[column] * g[column]
+        for column in range(size):
+            value = o[column] * tanh(cells[row, column])
+            states[row, column] = store(value, states[row, column])
+
+
+@vectorized
+def lstm_gradient_rows(d_states, gates, before, cells, d_cells, d_x):
+    """Gradients by states and cells -> by W x + b; that by cells becomes that by those before."""
+    size = cells.shape[1]
+    through_state = np.empty(size, np.float32)
+    for row in range(len(cells)):
+        line, d = gates[row], d_x[row]
+        i, f, g, o = line[:size], line[size : 2 * size], line[2 * size : 3 * size], line[3 * size :]
+        d_i, d_f, d_g, d_o = d[:size], d[size : 2 * size], d[2 * size : 3 * size], d[3 * size :]
+        d_c = d_cells[row]
+        for column in range(size):
+            t, d_h = tanh(cells[row, column]), load(d_states[row, column]) * o[column]
+            through_state[column] = d_h * (ONE - t * t)
+            d_o[column] = store(d_h * t * (ONE - o[column]), d_o[column])
+        for column in range(size):
+            d_c[column] += through_state[column]
+        for column in range(size):
+            value = d_c[column] * i[column]
+            d_i[column] = store(value * g[column] * (ONE - i[column]), d_i[column])
+            d_g[column] = store(value * (ONE - g[column] * g[column]), d_g[column])
+        for column in range(size):
+            d_c[column] *= f[column]
+            value = d_c[column] * before[row, column] * (ONE - f[column])
+            d_f[column] = store(value, d_f[column])
+
+
+@vectorized
+def gru_reset_rows(x, product, operand, gates, scaled):
+    """Gates r and z of W x + b [B, 3H] and U h [B, 2H]; r times the operand."""
+    size = scaled.shape[1]
+    for row in range(len(scaled)):
+        for column in range(2 * size):
+            gates[row, column] = sigmoid(load(x[row, column]) + load(product[row, column]))
+        for column in range(size):
+            value = gates[row, column] * load(operand[row, column])
+            scaled[row, column] = store(value, operand[row, column])
+
+
+@vectorized
+def gru_state_rows(x, product, before, gates, states):
+    """n of W x + b [B, 3H] and the product [B, H]; the states after."""
+    size = states.shape[1]
+    for row in range(len(states)):
+        for column in range(size):
+            update, new = column + size, column + 2 * size
+            z, n = gates[row, update], tanh(load(x[row, new]) + load(product[row, column]))
+            gates[row, new] = n
+            value = z * load(before[row, column]) + (ONE - z) * n
+            states[row, column] = store(value, before[row, column])
+
+
+@vectorized
+def gru_state_gradient_rows(d_states, before, gates, d_x, d_before):
+    """Gradients by states -> by the inputs of z and n, and by the states before."""
+    size = before.shape[1]
+    for row in range(len(before)):
+        for column in range(size):
+            update, new = column + size, column + 2 * size
+            z, n = gates[row, update], gates[row, new]
+            d_h = load(d_states[row, column])
+            like = d_x[row, update]
+            d_x[row, update] = store(d_h * (load(before[row, column]) - n) * z * (ONE - z), like)
+            d_x[row, new] = store(d_h * (ONE - z) * (ONE - n * n), like)
+            d_before[row, column] = store(d_h * z, like)
+
+
+@vectorized
+def gru_reset_gradient_rows(d_scaled, operand, gates, d_x, d_operand):
+    """The gradient by r times the operand -> by the input of r, and by the operand."""
+    size = operand.shape[1]
+    for row in range(len(operand)):
+        for column in range(size):
+            r, d = gates[row, column], load(d_scaled[row, column])
+            value = d * load(operand[row, column]) * r * (ONE - r)
+            d_x[row, column] = store(value, d_scaled[row, column])
+            d_operand[row, column] = store(d * r, d_scaled[row, column])
