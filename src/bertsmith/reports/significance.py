@@ -1,16 +1,13 @@
 """Two runs on one dev set: is the difference more than luck? A paired bootstrap over examples.
 
-The same examples are drawn for both runs, with replacement, many times (Efron and Tibshirani 1993;
-for such tasks Berg-Kirkpatrick et al. 2012). Sizes: R resamples, N examples, S sums, K classes.
-
-A metric maps weights, float64 [R, N], to float64 [R]: how often each resample has drawn each
-example; a row of ones is the dev set itself. Most metrics are made of sums over examples, which one
-matrix product gives for all resamples; only ranks are found anew in each.
+`tasks/bootstrap.py` draws the examples; here are its metrics. Most are made of sums over examples,
+which one matrix product gives for all resamples; only ranks are found anew in each. Sizes: R
+resamples, N examples, S sums, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,9 @@ import numpy as np
 from bertsmith.reports.finetuning import FEWEST_SEEDS, seed_values, welch_interval
 from bertsmith.reports.runs import Run, read_run
 from bertsmith.reports.span_answers import entities, is_plain
-from bertsmith.tasks.metrics import METRICS
+from bertsmith.tasks.bootstrap import Score, paired_bootstrap
 from bertsmith.tasks.squad.answers import answer_scores
 
-Score = Callable[[np.ndarray], np.ndarray]  # [R, N] -> [R]
-BLOCK = 1 << 22  # weights held at once, 32 MB
 # Keys of an example of dev_scores.json that identify it; the others hold the answer.
 IDENTITY = ("id", "text", "pair", "options", "words", "question", "answers", "label")
 
@@ -36,9 +31,8 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
      "better", "equal", "worse": examples that the second run answers better, ...,
      "seeds": {name: {"first", "second": means, "difference", "interval": [low, high] or None}}}
 
-    An interval is of 95%; p is two-sided: twice the fraction of resamples in which the difference
-    is not on its side of 0. "seeds" compares seeds instead of examples, by Welch's t; it is empty
-    where a run has a single one, and of two seeds there is no interval.
+    "metrics" are as `paired_bootstrap` has them. "seeds" compares seeds instead of examples, by
+    Welch's t; it is empty where a run has a single one, and of two seeds there is no interval.
 
     Errors: ValueError for another task or dev set, no answers on a dev set, or fewer than 100
     resamples.
@@ -73,44 +67,6 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
         "worse": worse,
         "seeds": _over_seeds(runs, names),
     }
-
-
-def paired_bootstrap(
-    metrics: Mapping[str, tuple[Score, Score]], num_examples: int, num_resamples: int, seed: int
-) -> dict[str, dict[str, Any]]:
-    """Figures, difference, interval and p of each metric, see `compare`."""
-    drawn: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
-    for weights in _resamples(num_examples, num_resamples, seed):
-        for name, (first, second) in metrics.items():
-            drawn[name].append(second(weights) - first(weights))
-    ones, figures = np.ones((1, num_examples)), {}
-    for name, sides in metrics.items():
-        differences = np.concatenate(drawn[name])
-        first, second = (float(side(ones)[0]) for side in sides)
-        # the dev set itself is one more resample, so that p is never 0
-        tails = (1 + (differences <= 0).sum(), 1 + (differences >= 0).sum())
-        figures[name] = {
-            "first": first,
-            "second": second,
-            "difference": second - first,
-            "interval": np.quantile(differences, (0.025, 0.975)).tolist(),
-            "p": min(1.0, float(2 * min(tails) / (num_resamples + 1))),
-        }
-        if name in METRICS and METRICS[name].less_is_better:
-            figures[name]["less_is_better"] = True
-    return figures
-
-
-def _resamples(num_examples: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Draws of each example, float64 [R, N], in blocks of resamples."""
-    generator = np.random.default_rng(seed)
-    rows = max(1, BLOCK // num_examples)
-    for begin in range(0, num_resamples, rows):
-        count = min(rows, num_resamples - begin)
-        chosen = generator.integers(num_examples, size=(count, num_examples))
-        chosen += np.arange(count)[:, None] * num_examples
-        counts = np.bincount(chosen.ravel(), minlength=count * num_examples)
-        yield counts.reshape(count, num_examples).astype(np.float64)
 
 
 def _check_same(folders: Sequence[Path], runs: Sequence[Run]) -> None:

@@ -1,1 +1,5 @@
-"""The systems BERT came from and is compared with, a file each."""
+"""The systems BERT came from and is compared with, each working: one file a system.
+
+In: pairs of texts, or corpora and tasks. Out: run folders and tables. Start: `pairs.py`, the data,
+then `word_for_word.py`, `rnn.py`, `attention.py`, `transformer.py` in the order of history.
+"""

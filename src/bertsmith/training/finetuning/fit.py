@@ -20,16 +20,12 @@ from bertsmith.training.loop.loop import train, write_evaluation
 from bertsmith.training.loop.task import LoopSettings, Task, Training, TrainingState, ignore
 
 
-class Batches:
-    """The batches of each epoch, a function of the seed; a position's index counts batches."""
+class Epochs:
+    """Batches of each epoch; a position's index counts batches."""
 
-    def __init__(
-        self, lengths: np.ndarray, size: int, seed: int, together: int = SORTED_TOGETHER
-    ) -> None:
-        """`lengths` int64 [N] of the examples; `together`: batches that are sorted by length."""
-        self.epoch = functools.lru_cache(maxsize=2)(
-            lambda number: training_batches(lengths, size, seed, number, together)
-        )
+    def __init__(self, batches: Callable[[int], list[np.ndarray]]) -> None:
+        """`batches`: number of an epoch -> its batches, as many in each."""
+        self.epoch = functools.lru_cache(maxsize=2)(batches)
         self.per_epoch = len(self.epoch(0))
 
     def __getitem__(self, position: Position) -> np.ndarray:
@@ -41,6 +37,16 @@ class Batches:
         if position.index + 1 < self.per_epoch:
             return Position(position.epoch, position.index + 1)
         return Position(position.epoch + 1, 0)
+
+
+class Batches(Epochs):
+    """Batches of so many examples, a function of the seed."""
+
+    def __init__(
+        self, lengths: np.ndarray, size: int, seed: int, together: int = SORTED_TOGETHER
+    ) -> None:
+        """`lengths` int64 [N] of the examples; `together`: batches that are sorted by length."""
+        super().__init__(lambda number: training_batches(lengths, size, seed, number, together))
 
 
 class EarlyStop(Exception):
