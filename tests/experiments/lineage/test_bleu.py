@@ -1,5 +1,7 @@
 """BLEU against sacrebleu's, its intervals and paired test included; its groups against cases."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,22 @@ def test_an_unknown_language_is_refused(code, hint):
         check_language(known)
     with pytest.raises(ValueError, match=f"unknown language code '{code}': .*{hint}"):
         scores(GOOD, REFERENCES, code)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    with pytest.raises(ValueError, match=r"BLEU of 'ja': .* pip install sacrebleu\[ja\]$"):
+        scores(GOOD, REFERENCES, "ja")
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
+    with pytest.raises(ValueError, match="BLEU needs sacrebleu: pip install"):
+        scores(GOOD, REFERENCES, "en")
+
+
+def test_other_numbers_of_translations_and_references_are_refused():
+    with pytest.raises(ValueError, match="299 translations, 300 references: BLEU needs one"):
+        scores(GOOD[1:], REFERENCES, "en")
+    with pytest.raises(ValueError, match="0 translations, 0 references"):
+        scores([], [], "en")
 
 
 def test_a_paired_bootstrap_tells_the_better_system():
