@@ -5,8 +5,8 @@ resamples of a bootstrap are one matrix product: the counts are sacrebleu's, the
 here, too. Sizes: N sentences, R resamples.
 
 Figures with different signatures do not compare. Publications on Multi30k lower-case and tokenise
-with Moses; `bleu_lower` is lower-cased and tokenised by 13a, which leaves hyphens and apostrophes
-in words as Moses does without `-a`.
+with Moses; `bleu_lower` is lower-cased and tokenised by 13a, which leaves words with hyphens whole
+as Moses does without `-a`, but also English 's and signs that are not ASCII.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def scores(
 
     language  code of the target: Chinese, Japanese and Korean have tokenizers of their own
 
-    Errors: ValueError for an unknown code, or without sacrebleu.
+    Errors: those of `statistics`; ValueError for an unknown code, or without sacrebleu.
     """
     found = {}
     for name, lowercase in (("bleu", False), ("bleu_lower", True)):
@@ -82,7 +82,12 @@ def statistics(
 ) -> np.ndarray:
     """Of each sentence, int64 [N, 10]: its length, that of its reference, the n-grams of 1 to 4
     words that are right, and all of them.
+
+    Errors: ValueError for no hypotheses, or other numbers of them and of references.
     """
+    if not hypotheses or len(hypotheses) != len(references):
+        found = f"{len(hypotheses):,} translations, {len(references):,} references"
+        raise ValueError(f"{found}: BLEU needs one of each for every sentence")
     metric = _metric(language, lowercase, effective_order=True)
     found = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
@@ -185,6 +190,9 @@ def _metric(language: str, lowercase: bool, effective_order: bool = False) -> BL
     check_language(language)
     try:
         from sacrebleu.metrics.bleu import BLEU
+
+        return BLEU(trg_lang=language, lowercase=lowercase, effective_order=effective_order)
     except ImportError as error:
         raise ValueError("BLEU needs sacrebleu: pip install 'bertsmith[lineage]'") from error
-    return BLEU(trg_lang=language, lowercase=lowercase, effective_order=effective_order)
+    except RuntimeError as error:  # the language's tokenizer is not installed
+        raise ValueError(f"BLEU of '{language}': {' '.join(str(error).split())}") from error

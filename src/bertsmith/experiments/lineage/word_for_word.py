@@ -47,7 +47,7 @@ class WordForWord:
 
     @classmethod
     def train(cls, pairs: Pairs, iterations: int = ITERATIONS) -> WordForWord:
-        """Run EM from equal probabilities; memory grows by 20 bytes times S x T of each pair."""
+        """Run EM from equal probabilities; it takes some 50 bytes for each f of each e."""
         rows = [[NULL, *row] for row in words(pairs.source)], words(pairs.target)
         (source_words, f), (target_words, e) = map(_numbered, rows)
         # Every e meets the f of its sentence one after the other.
