@@ -152,12 +152,12 @@ def test_company_and_padding_change_nothing():
 def test_results_come_in_the_order_of_the_sources_from_batches_of_like_length():
     model, engine = Markov(5, pieces=16), choose_engine("cpu", "float32", 1)
     generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 60, (100,), generator=generator).tolist()
+    lengths = torch.randint(1, 60, (40,), generator=generator).tolist()
     words = [torch.randint(3, 16, (n,), generator=generator).tolist() for n in lengths]
     sources = [[*own, EOS] for own in words]
     given = Search(model, BOS, EOS, DecodingSettings(beam=3, max_ratio=0.2))
     found = translate_ids(given, sources, engine)
-    assert len(model.encoded) > 3  # batches
+    assert len(model.encoded) > 2  # batches
     assert found == [search(model, [source], beam=3, max_ratio=0.2)[0] for source in sources]
     assert translate_ids(given, [], engine) == []
 

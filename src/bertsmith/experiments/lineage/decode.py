@@ -1,15 +1,15 @@
 """Beam search over any translation model: the likeliest target, kept a few at a time.
 
 A sentence begins with `beam` places. In every step its open hypotheses are continued by every
-piece, and the likeliest continuations take the places. One that ends keeps its place for good, as
-in Bahdanau et al. 2015: the beam narrows, nothing ends twice, and a beam of 1 is greedy search.
+piece, and the likeliest continuations take the places. One that ends keeps its place for good: the
+beam narrows, nothing ends twice, and a beam of 1 is greedy search.
 
 A finished hypothesis' score is its log probability over a length penalty (Wu et al. 2016, arXiv
 1609.08144, section 7), without which the shortest would win. A sentence is done when no open one
 can reach its best score; it then leaves the batch.
 
 Letters: N sentences under way, K places of each, R = N x K rows, T pieces so far, V pieces that
-there are, C = K x V continuations, H hidden size.
+there are, H hidden size.
 """
 
 from __future__ import annotations
@@ -177,9 +177,8 @@ def beam_search(search: Search, source_BS: Tensor, lengths_B: Tensor) -> list[li
         log_probs_NKV.masked_fill_(must_end_N[:, None, None], -math.inf)
         log_probs_NKV[:, :, eos] = ends_NK
 
-        continued_NC = (open_NK[:, :, None] + log_probs_NKV).flatten(1)
-        scores_NK, chosen_NK = largest_first(continued_NC, beam)
-        before_NK, piece_NK = chosen_NK // size, chosen_NK % size
+        continued_NKV = log_probs_NKV.add_(open_NK[:, :, None])
+        scores_NK, before_NK, piece_NK = likeliest(continued_NKV, beam)
         targets_NKT = targets_NKT.take_along_dim(before_NK[:, :, None], dim=1)
         targets_NKT = torch.cat((targets_NKT, piece_NK[:, :, None]), dim=2)
         free_N = torch.tensor([beam - len(own.finished) for own in under_way], device=device)
@@ -202,22 +201,24 @@ def beam_search(search: Search, source_BS: Tensor, lengths_B: Tensor) -> list[li
     return [own.best() for own in sentences]
 
 
-def largest_first(values_NC: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(Values, places) [N, count] of each row's largest, of equal ones the leftmost first.
+def likeliest(values_NKV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(Values, k, v) [N, count] of each sentence's largest; of equal ones the lowest k, then v.
 
-    `values_NC` is destroyed.
+    `values_NKV` is destroyed.
 
-    >>> values, places = largest_first(torch.tensor([[1.0, 3.0, 3.0]]), 2)
-    >>> values.tolist(), places.tolist()
-    ([[3.0, 3.0]], [[1, 2]])
+    >>> values, places, pieces = likeliest(torch.tensor([[[1.0, 0.0], [2.0, 2.0]]]), 2)
+    >>> values.tolist(), places.tolist(), pieces.tolist()
+    ([[2.0, 2.0]], [[1, 1]], [[0, 1]])
     """
+    sentences_N = torch.arange(len(values_NKV), device=values_NKV.device)
     found = []
-    for _ in range(count):  # `topk` takes equal ones in any order, and no less time
-        largest_N, place_N = values_NC.max(dim=1)
-        found.append((largest_N, place_N))
-        values_NC.scatter_(1, place_N[:, None], -math.inf)
-    values, places = zip(*found, strict=True)
-    return torch.stack(values, dim=1), torch.stack(places, dim=1)
+    for _ in range(count):  # `topk` takes equal ones in any order
+        place_N = values_NKV.amax(dim=2).argmax(dim=1)
+        value_N, piece_N = values_NKV[sentences_N, place_N].max(dim=1)
+        values_NKV[sentences_N, place_N, piece_N] = -math.inf
+        found.append((value_N, place_N, piece_N))
+    values, places, pieces = (torch.stack(own, dim=1) for own in zip(*found, strict=True))
+    return values, places, pieces
 
 
 def select(tensors: Any, rows_R: Tensor) -> Any:

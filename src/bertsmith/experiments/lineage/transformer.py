@@ -31,15 +31,18 @@ LONGEST_WAVE = 10_000  # of the positions, in units of 2 pi
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of encoder and decoder; the paper's base model has 6 layers of 512, 8 heads, 2048."""
+    """Sizes of encoder and decoder, by default for small data (Wu et al. 2021, arXiv 2105.14462).
+
+    The paper's base model has 6 layers, hidden size 512, 8 heads and intermediate size 2048.
+    """
 
     source_vocab_size: Annotated[int, Size]
     target_vocab_size: Annotated[int, Size]
     shared: bool = True  # one vocabulary and one table; else the target's is the output's alone
-    hidden_size: Annotated[int, Size] = 256
-    num_layers: Annotated[int, Size] = 3  # of the encoder, and as many of the decoder
+    hidden_size: Annotated[int, Size] = 128
+    num_layers: Annotated[int, Size] = 4  # of the encoder, and as many of the decoder
     num_heads: Annotated[int, Size] = 4
-    intermediate_size: Annotated[int, Size] = 512
+    intermediate_size: Annotated[int, Size] = 256
     dropout: Annotated[float, Fraction] = 0.3  # of embeddings and each sublayer's output
     attention_dropout: Annotated[float, Fraction] = 0.1  # of probabilities, as in tensor2tensor
 
