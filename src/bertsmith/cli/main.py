@@ -58,6 +58,14 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "export": ("models", "write files for ONNX Runtime or OpenVINO, and compare them"),
         "extend-positions": ("models", "let an existing model read longer rows"),
     },
+    "lineage": {
+        "lineage word-for-word": ("experiments", "translate by a dictionary: IBM model 1"),
+        "lineage rnn": ("experiments", "translate by recurrent networks without attention"),
+        "lineage attention": ("experiments", "translate by recurrent networks with attention"),
+        "lineage transformer": ("experiments", "translate by a Transformer"),
+        "lineage translate": ("experiments", "translate a file with one of these"),
+        "lineage evaluate": ("experiments", "measure and compare these, with a report"),
+    },
     "measure": {
         "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
         "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),

@@ -99,6 +99,12 @@ def after_similarity_training(run: Path) -> str:
     return _commands(run, "embed new.txt --model RUN --out vectors.npy", "report RUN")
 
 
+def after_translation_training(run: Path) -> str:
+    """Translate new text, and measure."""
+    first = "lineage translate RUN new.txt --out translated.txt"
+    return _commands(run, first, "lineage evaluate RUN --out measured")
+
+
 def _commands(run: Path, *commands: str) -> str:
     named = (command.replace("RUN", shlex.quote(str(run))) for command in commands)
     return "\n".join(["try next:", *(f"  bertsmith {command}" for command in named)])

@@ -249,6 +249,55 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
     return _picture((size * side, size * side), paint, fixed=True)
 
 
+def draw_intervals(
+    names: Sequence[str], sides: Sequence[Sequence[tuple[float, float, float]]], x_label: str
+) -> str:
+    """Values with their intervals (value, low, high): a place a name, a line a side."""
+
+    def paint(axes: Any) -> None:
+        for number, side in enumerate(sides):
+            x = np.arange(len(names)) + 0.12 * (number - (len(sides) - 1) / 2)
+            values, low, high = np.array(side).T
+            color = COLORS[number % NUM_COLORS]
+            axes.vlines(x, low, high, color=color, linewidth=1.2, alpha=0.6, zorder=2)
+            axes.plot(x, values, "o-", color=color, linewidth=1.4, markersize=4, zorder=3)
+        axes.set_ylim(bottom=0)
+        _number_axes(axes, x_label)
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+
+    return _picture(WIDE, paint)
+
+
+def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> str:
+    """Attention: a row a target piece, a column a source piece, shaded by the weight [T, S].
+
+    Longer texts than MAX_CELLS pieces give an empty string.
+    """
+    if not 0 < max(len(source), len(target)) <= MAX_CELLS:
+        return ""
+    side = max(0.17, min(0.32, 6.0 / max(weights.shape)))  # of a cell, in inches
+
+    def paint(axes: Any) -> None:
+        from matplotlib.patches import Rectangle
+
+        for (row, column), weight in np.ndenumerate(weights):
+            fill: Any = {"color": COLORS[0], "alpha": float(min(1.0, weight)), "linewidth": 0}
+            cell = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, **fill)
+            cell.set_gid(f"? {target[row]} reads {source[column]}: {weight:.2f}")
+            axes.add_patch(cell)
+        axes.set_yticks(range(len(target)), target, color=INK)
+        axes.set_xticks(range(len(source)), source, color=INK, rotation=60, ha="left", va="bottom")
+        axes.tick_params(
+            length=0, rotation_mode="anchor", top=True, labeltop=True, labelbottom=False
+        )
+        axes.spines[:].set_visible(False)
+        axes.set_xlim(-0.5, len(source) - 0.5)
+        axes.set_ylim(len(target) - 0.5, -0.5)
+
+    return _picture((side * len(source), side * len(target)), paint, fixed=True)
+
+
 def smoothed(values: list[float]) -> list[float]:
     """A centered moving mean over about a fortieth of the curve; it narrows towards both ends.
 

@@ -1,4 +1,4 @@
-"""The recurrent translators: their equations in NumPy, steps beside the whole, padding, reversal."""
+"""The recurrent translators: step and whole, padding, reading order, the papers' equations."""
 
 from dataclasses import replace
 
@@ -183,7 +183,9 @@ def bahdanau(w, source, target):
             h = gru(w, name, linear(w, f"{name}.inputs", table[word]), h)
             states.append(h)
         directions.append(states)
-    annotations = [np.r_[l, r] for l, r in zip(directions[0], directions[1][::-1], strict=True)]
+    annotations = [
+        np.r_[left, right] for left, right in zip(directions[0], directions[1][::-1], strict=True)
+    ]
     s, hidden = np.tanh(linear(w, "start_state", directions[1][-1])), []
     for word in target:
         keys = [linear(w, "keys", h) for h in annotations]

@@ -29,21 +29,18 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.experiments.lineage.rnn import Readout, RecurrentTranslator, check_tables
+from bertsmith.experiments.lineage.settings import AttentionShape
 from bertsmith.model.kernels.additive_attention import Source, Weights, attending_gru_steps
-from bertsmith.model.recurrent import GRU, Bidirectional, Reset
+from bertsmith.model.recurrent import GRU, Bidirectional
 
 
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Shape of an encoder-decoder with additive attention."""
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(AttentionShape):
+    """The shape with its vocabularies."""
 
     source_vocab_size: int
     target_vocab_size: int
     shared: bool = True  # one vocabulary and one table for source, target and output
-    embedding_size: int = 256
-    hidden_size: int = 256  # of one direction, and of the decoder
-    dropout: float = 0.3
-    reset: Reset = "before"  # of the GRUs
 
     def __post_init__(self) -> None:
         check_tables(self)

@@ -59,7 +59,7 @@ def scores(
         counts = statistics(hypotheses, references, language, lowercase)
         metric = _metric(language, lowercase)
         score = metric.corpus_score(hypotheses, [references]).score
-        interval = bootstrap.bootstrap(_weighted(counts), len(counts), RESAMPLES, SEED)["interval"]
+        interval = with_interval(counts)["interval"]
         signature = metric.get_signature().format()
         found[name] = {"score": score, "interval": interval, "signature": signature}
     from sacrebleu.metrics.chrf import CHRF
@@ -125,6 +125,11 @@ def by_length(counts: np.ndarray, sources: Sequence[str]) -> list[dict[str, Any]
     return _grouped(counts, lengths, edges)
 
 
+def with_interval(counts: np.ndarray) -> dict[str, Any]:
+    """BLEU of some sentences' `statistics`, {"score", "interval"}: 95% by bootstrap."""
+    return bootstrap.bootstrap(_weighted(counts), len(counts), RESAMPLES, SEED)
+
+
 def by_rarest_word(
     counts: np.ndarray, sources: Sequence[str], training: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -146,8 +151,7 @@ def _grouped(counts: np.ndarray, values: np.ndarray, edges: Sequence[int]) -> li
         inside = group_of == group
         spread = {"from": int(values[inside].min()), "to": int(values[inside].max())}
         part = counts[inside]
-        found = bootstrap.bootstrap(_weighted(part), len(part), RESAMPLES, SEED)
-        groups.append({**spread, "sentences": len(part), **found})
+        groups.append({**spread, "sentences": len(part), **with_interval(part)})
     return groups
 
 

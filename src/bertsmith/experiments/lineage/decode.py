@@ -17,53 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.base.settings import Count, NotNegative, check_bounds
+from bertsmith.experiments.lineage.settings import DecodingSettings
 from bertsmith.training.engine import Engine
 from bertsmith.training.replicas import computed, row_batches
 
 PAD = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingSettings:
-    beam: Annotated[int, Count] = 5
-    """Hypotheses of a sentence at a time; 1: greedy search."""
-    length_penalty: Annotated[float, NotNegative] = 1.0
-    """Power of the length by which log probabilities are divided; 0: not at all."""
-    max_ratio: Annotated[float, NotNegative] = 1.5
-    """Longest translation, in pieces for each piece of the source ..."""
-    max_extra: Annotated[int, Count] = 10
-    """... and so many more."""
-    n_best: Annotated[int, Count] = 1
-    """Hypotheses of each sentence that are wanted, at most `beam`."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        if self.n_best > self.beam:
-            raise ValueError(f"`n_best={self.n_best}`: a beam of {self.beam} has no more than that")
-
-    def longest(self, source: int) -> int:
-        """Pieces of a translation at most, its end included.
-
-        >>> DecodingSettings(max_ratio=1.5, max_extra=2).longest(5)
-        9
-        """
-        return int(self.max_ratio * source) + self.max_extra
-
-    def score(self, log_prob: float, length: int) -> float:
-        """A log probability divided by ((5 + length) / 6)^length_penalty.
-
-        >>> DecodingSettings(length_penalty=1.0).score(-3.0, 7)
-        -1.5
-        """
-        return log_prob / ((5 + length) / 6) ** self.length_penalty
 
 
 class Hypothesis(NamedTuple):

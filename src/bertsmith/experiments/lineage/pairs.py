@@ -386,3 +386,68 @@ def token_batches(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> li
     order = random.permutation(len(lengths))
     batches = token_budget_batches(lengths[order], tokens)
     return [order[batches[k]] for k in random.permutation(len(batches))]
+
+
+class Splits(NamedTuple):
+    """The data of a training."""
+
+    train: Pairs
+    dev: Pairs
+    test: dict[str, Pairs]  # by name, such as "test_2016_flickr"; {} where there is none
+
+
+SPLITS = {"train": ("train",), "dev": ("dev", "val"), "test": ("test",)}  # beginnings of names
+LEAST_DEV, MOST_DEV = 10, 1000  # pairs that are split off for dev
+
+
+def read_splits(data: Path, source: str, target: str) -> Splits:
+    """Read a folder, or one table of which every so-manieth pair, at most 1,000, becomes dev.
+
+    The folder has text files of both languages, train.en and train.de, or tables, train.tsv; also
+    packed. dev may be called val or valid. Of a table `source` and `target` are columns.
+
+    Errors: ValueError for a folder without train or dev, or with two of them; as `read_pairs`.
+    """
+    if not data.exists():
+        raise ValueError(f"{data}: no such file or folder{nearby(data)}")
+    if data.is_file():
+        pairs = read_pairs(data, None, (source, target), skip_empty=True)
+        every = max(LEAST_DEV, -(-len(pairs) // MOST_DEV))
+        if len(pairs) < 2 * every:
+            raise ValueError(f"{data}: {len(pairs)} pairs are too few to train and measure on")
+        is_dev = np.arange(len(pairs)) % every == every - 1
+        train, dev = (pairs.of(np.flatnonzero(part)) for part in (~is_dev, is_dev))
+        return Splits(train, dev, {})
+    found = {split: _split_files(data, names, source, target) for split, names in SPLITS.items()}
+    for split in ("train", "dev"):
+        if len(found[split]) != 1:
+            there = listed(sorted(found[split])) if found[split] else "none"
+            raise ValueError(
+                f"{data}: needs one pair of files {split}.{source} and {split}.{target}, or one"
+                f" table {split}.tsv, but has {there}"
+            )
+
+    def read(paths: tuple[Path, Path | None], skip_empty: bool = False) -> Pairs:
+        return read_pairs(*paths, (source, target), skip_empty)
+
+    (train_files,), (dev_files,) = found["train"].values(), found["dev"].values()
+    tests = {name: read(paths) for name, paths in found["test"].items()}
+    return Splits(read(train_files, skip_empty=True), read(dev_files), tests)
+
+
+def _split_files(
+    folder: Path, beginnings: tuple[str, ...], source: str, target: str
+) -> dict[str, tuple[Path, Path | None]]:
+    """The files of a split by their name without endings: both languages' texts, or a table."""
+    found: dict[str, tuple[Path, Path | None]] = {}
+    for path in sorted(folder.iterdir()):
+        name, _, endings = path.name.partition(".")
+        if not name.startswith(beginnings):
+            continue
+        language, _, packing = endings.partition(".")
+        other = path.with_name(".".join(filter(None, (name, target, packing))))
+        if language == source:
+            found[name] = path, other
+        elif file_suffix(path) in SUFFIXES:
+            found[name] = path, None
+    return found

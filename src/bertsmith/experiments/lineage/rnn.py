@@ -26,29 +26,23 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bertsmith.experiments.lineage.settings import RNNShape
 from bertsmith.model.kernels.elementwise import Dropout
-from bertsmith.model.recurrent import GRU, LSTM, Reset, reversed_order
+from bertsmith.model.recurrent import GRU, LSTM, reversed_order
 
 
-@dataclass(frozen=True)
-class RNNConfig:
-    """Shape of an encoder-decoder without attention."""
+@dataclass(frozen=True, kw_only=True)
+class RNNConfig(RNNShape):
+    """The shape with its vocabularies."""
 
     source_vocab_size: int
     target_vocab_size: int
     shared: bool = True  # one vocabulary and one table for source, target and output
-    form: Literal["gru", "lstm"] = "gru"
-    embedding_size: int = 256
-    hidden_size: int = 512
-    num_layers: int = 1
-    dropout: float = 0.3
-    reversed_source: bool = False
-    reset: Reset = "before"  # of the GRU
 
     def __post_init__(self) -> None:
         check_tables(self)

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.base.settings import Fraction, check_bounds
+from bertsmith.base.settings import check_bounds
+from bertsmith.experiments.lineage.settings import TransformerShape
 from bertsmith.model.config import ModelConfig, Size
 from bertsmith.model.encoder import Layer, LayerNorm
 from bertsmith.model.kernels.elementwise import Dropout
@@ -29,9 +30,9 @@ EPSILON = 1e-6  # of every LayerNorm, as in tensor2tensor
 LONGEST_WAVE = 10_000  # of the positions, in units of 2 pi
 
 
-@dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes of encoder and decoder, by default for small data (Wu et al. 2021, arXiv 2105.14462).
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(TransformerShape):
+    """The shape with its vocabularies.
 
     The paper's base model has 6 layers, hidden size 512, 8 heads and intermediate size 2048.
     """
@@ -39,12 +40,6 @@ class TransformerConfig:
     source_vocab_size: Annotated[int, Size]
     target_vocab_size: Annotated[int, Size]
     shared: bool = True  # one vocabulary and one table; else the target's is the output's alone
-    hidden_size: Annotated[int, Size] = 128
-    num_layers: Annotated[int, Size] = 4  # of the encoder, and as many of the decoder
-    num_heads: Annotated[int, Size] = 4
-    intermediate_size: Annotated[int, Size] = 256
-    dropout: Annotated[float, Fraction] = 0.3  # of embeddings and each sublayer's output
-    attention_dropout: Annotated[float, Fraction] = 0.1  # of probabilities, as in tensor2tensor
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -137,9 +132,7 @@ class Transformer(nn.Module):
         self.config = config
         size, layers, layer = config.hidden_size, range(config.num_layers), config.layer
         self.target_table = nn.Embedding(config.target_vocab_size, size)
-        self.source_table = (
-            self.target_table if config.shared else nn.Embedding(config.source_vocab_size, size)
-        )
+        self.source_table = None if config.shared else nn.Embedding(config.source_vocab_size, size)
         self.encoder_layers = nn.ModuleList(EncoderLayer(layer) for _ in layers)
         self.decoder_layers = nn.ModuleList(DecoderLayer(layer) for _ in layers)
         self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size))
@@ -173,7 +166,8 @@ class Transformer(nn.Module):
     def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Memory:
         """What the decoder reads of rows with `lengths_B` pieces and padding behind them."""
         seen_BS = torch.arange(source_BS.shape[1], device=source_BS.device) < lengths_B[:, None]
-        x_BSH, attend = self._embed(self.source_table, source_BS), self._attend(seen_BS)
+        table = self.target_table if self.source_table is None else self.source_table
+        x_BSH, attend = self._embed(table, source_BS), self._attend(seen_BS)
         for layer in self.encoder_layers:
             x_BSH = layer(x_BSH, attend)
         return Memory(seen_BS, tuple(own.source_key_value(x_BSH) for own in self._decoder()))

@@ -1,0 +1,230 @@
+"""The settings of the systems before BERT, light enough for `--help`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from bertsmith.base.settings import (
+    Advanced,
+    Alias,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    check_bounds,
+)
+from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.settings import Machine, Optimization
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData:
+    """Sentences and their translations."""
+
+    title = "data"
+
+    data: Path
+    """Folder of train, dev and perhaps test files, such as train.en and train.de, or a tsv or jsonl
+    file with a column a language; also packed (.gz)."""
+    source: str
+    """Language to translate from: the ending of its files, or its column."""
+    target: str
+    """Language to translate to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordForWordSettings(PairData):
+    system: ClassVar[str] = "word-for-word"
+
+    out: Path
+    """Run directory to write."""
+    iterations: Annotated[int, Count] = 10
+    """Rounds of EM."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabularies:
+    """The pieces that a model reads and writes; they are cased."""
+
+    vocab_size: Annotated[int, Count] = 4000
+    """Pieces of a vocabulary."""
+    separate: bool = False
+    """A vocabulary for each language, in place of one for both."""
+    max_length: Annotated[int, Count] = 100
+    """Pieces of a sentence; longer ones of the training data are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptimization(Optimization):
+    """Budget, batches, loss and optimizer; what is said of the papers is in docs/lineage."""
+
+    title = "training"
+
+    steps: int | None = None
+    """Budget in optimizer steps."""
+    tokens: int | None = None
+    """Budget in target pieces."""
+    minutes: float | None = None
+    """Budget in minutes of this machine."""
+    batch_tokens: Annotated[int, Count] = 4096
+    """Target pieces of a batch, with padding."""
+    learning_rate: Annotated[float, Positive, Alias("--lr")] = 1e-3  # pyright: ignore
+    """Peak learning rate."""
+    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "inverse-sqrt"
+    """How the rate goes on from the peak: with the root of the progress, to 0 in a line or along a
+    cosine, or not at all."""
+    weight_decay: Annotated[float, NotNegative] = 0.0
+    beta2: Annotated[float, Fraction, Advanced] = 0.98
+    """Adam's memory of squared gradients."""
+    label_smoothing: Annotated[float, Fraction] = 0.1
+    """Probability that the target shares out among all pieces."""
+    num_evals: Annotated[int, Count] = 20
+    """Measurements on dev over the budget."""
+    average: Annotated[int, Count] = 5
+    """Measured weights, those with the lowest loss, whose mean is the model."""
+    checkpoint_every: Annotated[int, Count, Advanced] = 500
+    """Steps between two checkpoints."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machine):
+    """Everything that decides what a translation model is and learns."""
+
+    system: ClassVar[str]
+    common = ("minutes", "out")
+
+    out: Path
+    """Run directory to write; a stopped run goes on by the same command."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    def budget(self) -> Budget:
+        """Errors: ValueError unless exactly one of steps, tokens and minutes is given."""
+        return Budget(self.steps, self.tokens, self.minutes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNShape:
+    """The network of an encoder-decoder without attention (rnn.py)."""
+
+    title = "network"
+
+    form: Literal["gru", "lstm"] = "gru"
+    """gru: Cho et al. 2014, the context at every step; lstm: Sutskever et al. 2014, layers of LSTMs
+    that go on from the encoder's."""
+    embedding_size: Annotated[int, Count] = 256
+    """Numbers of a piece."""
+    hidden_size: Annotated[int, Count] = 512
+    """Numbers of a state."""
+    num_layers: Annotated[int, Count] = 1
+    """LSTMs over one another; the paper has 4. A GRU is one."""
+    reversed_source: bool = False
+    """Read the source from its end, as Sutskever et al. do."""
+    reset: Literal["before", "after"] = "before"
+    """A GRU's reset gate comes before the product with the state, as in the papers, or after it, as
+    in PyTorch."""
+    dropout: Annotated[float, Fraction] = 0.3
+    """Dropout on embeddings, between layers and before the output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """The network of Bahdanau et al. 2015 (attention.py)."""
+
+    title = "network"
+
+    embedding_size: Annotated[int, Count] = 256
+    """Numbers of a piece."""
+    hidden_size: Annotated[int, Count] = 256
+    """Numbers of a state, of the decoder and of each direction of the encoder."""
+    reset: Literal["before", "after"] = "before"
+    """A GRU's reset gate comes before the product with the state, as in the paper, or after it, as
+    in PyTorch."""
+    dropout: Annotated[float, Fraction] = 0.3
+    """Dropout on embeddings and before the output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerShape:
+    """The network of Vaswani et al. 2017 (transformer.py)."""
+
+    title = "network"
+
+    hidden_size: Annotated[int, Count] = 128
+    """Numbers of a position."""
+    num_layers: Annotated[int, Count] = 4
+    """Layers of the encoder, and as many of the decoder; the paper has 6."""
+    num_heads: Annotated[int, Count] = 4
+    """Attention heads."""
+    intermediate_size: Annotated[int, Count] = 256
+    """Numbers inside a feed-forward layer."""
+    dropout: Annotated[float, Fraction] = 0.3
+    """Dropout on embeddings and each sublayer's output."""
+    attention_dropout: Annotated[float, Fraction] = 0.1
+    """Dropout on attention probabilities."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNSettings(RNNShape, TranslationSettings):
+    system = "rnn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSettings(AttentionShape, TranslationSettings):
+    system = "attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(TransformerShape, TranslationSettings):
+    system = "transformer"
+
+
+SYSTEMS: dict[str, type[TranslationSettings]] = {
+    kind.system: kind for kind in (RNNSettings, AttentionSettings, TransformerSettings)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingSettings:
+    """How the likeliest translation is searched for (decode.py)."""
+
+    title = "search"
+
+    beam: Annotated[int, Count] = 5
+    """Hypotheses of a sentence at a time; 1: greedy search."""
+    length_penalty: Annotated[float, NotNegative] = 1.0
+    """Power of the length by which log probabilities are divided; 0: not at all."""
+    max_ratio: Annotated[float, NotNegative] = 1.5
+    """Longest translation, in pieces for each piece of the source ..."""
+    max_extra: Annotated[int, Count] = 10
+    """... and so many more."""
+    n_best: Annotated[int, Count] = 1
+    """Hypotheses of each sentence that are wanted, at most `beam`."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.n_best > self.beam:
+            raise ValueError(f"`n_best={self.n_best}`: a beam of {self.beam} has no more than that")
+
+    def longest(self, source: int) -> int:
+        """Pieces of a translation at most, its end included.
+
+        >>> DecodingSettings(max_ratio=1.5, max_extra=2).longest(5)
+        9
+        """
+        return int(self.max_ratio * source) + self.max_extra
+
+    def score(self, log_prob: float, length: int) -> float:
+        """A log probability divided by ((5 + length) / 6)^length_penalty.
+
+        >>> DecodingSettings(length_penalty=1.0).score(-3.0, 7)
+        -1.5
+        """
+        return log_prob / ((5 + length) / 6) ** self.length_penalty

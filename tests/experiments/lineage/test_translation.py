@@ -1,0 +1,266 @@
+"""Translation systems from files to a report, at toy size: a language of eight words."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bertsmith.checkpoints.tensors import read_tensor_file
+from bertsmith.cli.experiments import distinct_names
+from bertsmith.experiments.lineage import translation
+from bertsmith.experiments.lineage.settings import AttentionSettings
+from bertsmith.experiments.lineage.translation import (
+    BestWeights,
+    train_translation,
+    translation_sums,
+)
+from bertsmith.experiments.lineage.translator import open_translator
+from bertsmith.training.loop.step import Stepper
+
+from ...tiny import bertsmith, cli, refused, write
+
+WORDS = dict(
+    zip(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight"],
+        ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"],
+        strict=True,
+    )
+)
+SMALL = ("--threads", 1, "--precision", "float32", "--vocab-size", 60)
+NETWORKS = {
+    "rnn": ("--embedding-size", 16, "--hidden-size", 24),
+    "attention": ("--embedding-size", 32, "--hidden-size", 32),
+    "transformer": ("--hidden-size", 16, "--num-layers", 1, "--num-heads", 2),
+}
+
+
+def texts(count, seed):
+    choose = random.Random(seed)
+    sources = [choose.choices([*WORDS], k=choose.randint(2, 5)) for _ in range(count)]
+    return {
+        "en": [" ".join(row) + "." for row in sources],
+        "de": [" ".join(WORDS[word] for word in row) + "." for row in sources],
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbers")
+    for split, count in (("train", 300), ("dev", 12), ("test_small", 12)):
+        for language, lines in texts(count, split).items():
+            write(folder / f"{split}.{language}", lines)
+    return folder
+
+
+def words_of(data, *more):
+    return ("--data", data, "--source", "en", "--target", "de", *more)
+
+
+@pytest.fixture(scope="module")
+def runs(data, tmp_path_factory):
+    """A run of each system; attention has learned the language."""
+    folder = tmp_path_factory.mktemp("runs")
+    bertsmith("lineage", "word-for-word", *words_of(data), "--out", folder / "words")
+    for name in NETWORKS:
+        bertsmith("lineage", name, *words_of(data), *flags_of(name), "--out", folder / name)
+    return folder
+
+
+def flags_of(name):
+    budget = ("--steps", 150, "--lr", 0.01) if name == "attention" else ("--steps", 3)
+    flags = (*budget, "--batch-tokens", 256, "--num-evals", 3, *SMALL, *NETWORKS[name])
+    return (*flags, "--label-smoothing", 0, "--dropout", 0)
+
+
+def test_every_system_translates_a_file(runs, data, tmp_path):
+    for name in ("words", *NETWORKS):
+        out = tmp_path / f"{name}.de"
+        said = bertsmith("lineage", "translate", runs / name, data / "dev.en", "--out", out)
+        assert said == f"{out}: 12 translations\n"
+        lines = out.read_text(encoding="utf-8").splitlines()
+        assert len(lines) == 12
+        if name in ("words", "attention"):
+            right = (data / "dev.de").read_text(encoding="utf-8").splitlines()
+            assert np.mean([a == b for a, b in zip(lines, right, strict=True)]) > 0.7, name
+
+
+def test_a_run_says_what_it_is(runs):
+    record = json.loads((runs / "attention" / "run.json").read_text())
+    assert record["kind"] == "lineage attention" and record["parameters"] > 0
+    result = json.loads((runs / "attention" / "result.json").read_text())
+    assert result["steps"] == 150 and result["dev"]["perplexity"] < 1.5
+    assert 1 <= len(result["averaged_steps"]) <= 5
+
+
+def test_attention_of_a_trained_system_follows_the_words(runs):
+    found = open_translator(runs / "attention").alignment("two five.", "zwei fünf.")
+    assert found is not None
+    assert found.source[-1] == found.target[-1] == "[SEP]"
+    assert found.weights.shape == (len(found.target), len(found.source))
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1, atol=1e-5)
+    assert open_translator(runs / "rnn").alignment("two", "zwei") is None
+    assert open_translator(runs / "words").alignment("two", "zwei") is None
+
+
+def test_empty_and_long_texts(runs, capsys):
+    translator = open_translator(runs / "transformer")
+    long = " ".join(["one"] * 120)
+    found = translator.translate(["", long, "two."])
+    assert found[0] == ""
+    assert "text 2: more than 100 pieces: the end is not read (1 of 3)" in capsys.readouterr().err
+
+
+def test_systems_are_compared(runs, tmp_path):
+    out = tmp_path / "compared"
+    said = bertsmith(
+        "lineage", "evaluate", *(runs / n for n in ("words", "attention")), "--out", out
+    )
+    assert "attention against words" in said and "case:lc" in said
+    result = json.loads((out / "result.json").read_text())
+    assert [group["sentences"] for group in result["systems"]["words"]["joined"]] == [1, 2, 3, 4]
+    assert (out / "words.txt").read_text().count("\n") == 12
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 4 + 4  # lengths, two groups, curves; attention in four texts
+    assert "minutes of training" in page
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
+    def train(out, stop=None):
+        settings = AttentionSettings(
+            **{"data": data, "source": "en", "target": "de", "out": tmp_path / out},
+            **{"steps": 12, "checkpoint_every": 5, "num_evals": 4, "average": 2},
+            **{"vocab_size": 60, "batch_tokens": 128, "threads": 1, "precision": "float32"},
+            **{"embedding_size": 8, "hidden_size": 8},
+        )
+        with monkeypatch.context() as patch:
+            if stop:
+                first = Stepper.step
+
+                def step(self, *given):
+                    if self.run.state.step > stop:
+                        raise KeyboardInterrupt
+                    return first(self, *given)
+
+                patch.setattr(Stepper, "step", step)
+                with pytest.raises(KeyboardInterrupt):
+                    train_translation(settings)
+        return None if stop else train_translation(settings)
+
+    whole = train("whole")
+    train("stopped", stop=8)
+    resumed = train("stopped")
+    assert resumed is not None and whole is not None
+    assert resumed["averaged_steps"] == whole["averaged_steps"]
+    weights = (
+        read_tensor_file(tmp_path / out / "model.safetensors") for out in ("whole", "stopped")
+    )
+    one, other = weights
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_smoothing_is_that_of_pytorch():
+    """The loss without logits against `F.cross_entropy`, and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(30, 8, generator=generator, requires_grad=True)
+    hidden = torch.randn(2, 5, 8, generator=generator, requires_grad=True)
+    bias = torch.randn(30, generator=generator, requires_grad=True)
+    targets = torch.tensor([[3, 4, 29, 0, 0], [1, 2, 3, 4, 5]])
+
+    class Model:
+        output_weight, output_bias = table, bias
+
+        def encode(self, source, lengths):
+            return None
+
+        def decode(self, memory, target_in):
+            return hidden
+
+    batch = {"source": targets, "source_lengths": targets, "target_in": targets}
+    loss, nll, right = translation_sums(Model(), batch | {"target_out": targets}, 0.1)
+    logits = (hidden @ table.t() + bias).flatten(0, 1)
+    how = {"ignore_index": 0, "reduction": "sum"}
+    wanted = F.cross_entropy(logits, targets.flatten(), label_smoothing=0.1, **how)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(nll, F.cross_entropy(logits, targets.flatten(), **how).detach())
+    real = targets.flatten() != 0
+    assert right == (logits.argmax(dim=1) == targets.flatten())[real].sum()
+    inputs = (table, hidden, bias)
+    for one, other in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted, inputs), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_best_weights_are_kept_and_averaged():
+    model, best = torch.nn.Linear(1, 1, bias=False), BestWeights(count=2)
+    for step, (loss, value) in enumerate([(3.0, 1.0), (1.0, 4.0), (5.0, 100.0), (2.0, 2.0)]):
+        model.weight.data.fill_(value)
+        best.offer(step, loss, model)
+    assert best.steps == [1, 3] and best.mean()["weight"].item() == 3.0
+    other = BestWeights(count=2)
+    about, tensors = best.stored()
+    other.resume(tensors, **about)
+    assert other.losses == [1.0, 2.0] and other.mean()["weight"].item() == 3.0
+    other.offer(3, 0.0, model)  # measured already, before the stop
+    assert other.steps == [1, 3]
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_one_line(runs, data, tmp_path):
+    out = ("--out", tmp_path / "out")
+    train = ("lineage", "attention", *words_of(data), *SMALL)
+    assert "exactly one of" in refused(*train, *out)
+    again = ("lineage", "attention", *words_of(data), *flags_of("attention"))
+    assert "finished run" in refused(*again, "--out", runs / "attention")
+    assert "learning_rate = 0.01, not 0.5" in refused(
+        *again, "--lr", 0.5, "--out", runs / "attention"
+    )
+    assert "finished run" in refused(*train, "--steps", 3, "--out", runs / "rnn")
+    assert "no such file or folder" in refused(*words(train, data, data / "x"), "--steps", 3, *out)
+    translate = ("lineage", "translate", runs / "attention", data / "dev.en")
+    assert "--beam 99: the vocabulary has 60 pieces" in refused(
+        *translate, "--beam", 99, "--out", tmp_path / "t"
+    )
+    assert "n_best" not in bertsmith("lineage", "translate", "--help-all")
+    evaluate = ("lineage", "evaluate", runs / "words")
+    assert "no split 'tset'" in refused(*evaluate, "--split", "tset", *out)
+    assert "name each system once" in refused(*evaluate, runs / "words", *out)
+
+
+def words(train, old, new):
+    return [new if word == old else word for word in train]
+
+
+def test_a_folder_of_another_kind_is_refused(data, tmp_path):
+    write(tmp_path / "run.json", json.dumps({"format": 2, "kind": "pretrain", "settings": {}}))
+    command = ("lineage", "translate", tmp_path, data / "dev.en", "--out", tmp_path / "o")
+    assert "a run of pretrain, which does not translate" in refused(*command)
+
+
+def test_an_unknown_language_is_refused(data, tmp_path):
+    for name in ("train", "dev"):
+        write(tmp_path / f"{name}.en", (data / f"{name}.en").read_bytes())
+        write(tmp_path / f"{name}.gr", (data / f"{name}.de").read_bytes())
+    command = ("lineage", "attention", "--data", tmp_path, "--source", "en", "--target", "gr")
+    line = refused(*command, "--steps", 3, *SMALL, "--out", tmp_path / "out")
+    assert "unknown language code 'gr'" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_without_a_split_names_what_is_there(data, tmp_path):
+    write(tmp_path / "train.en", "a\n")
+    command = ("lineage", "rnn", "--data", tmp_path, "--source", "en", "--target", "de")
+    assert "no such file" in refused(*command, "--steps", 1, "--out", tmp_path / "out")
+    write(tmp_path / "train.de", "b\n")
+    assert "dev.en and dev.de" in refused(*command, "--steps", 1, "--out", tmp_path / "out")
+
+
+def test_names_of_runs():
+    with pytest.raises(ValueError, match="name each system once"):
+        distinct_names([translation.RunFolder("a/b").path] * 2)
+    assert cli("lineage").code == 2
