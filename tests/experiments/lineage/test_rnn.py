@@ -9,7 +9,7 @@ from torch import nn
 
 from bertsmith.experiments.lineage.attention import AttentionConfig, AttentionTranslator
 from bertsmith.experiments.lineage.rnn import RNNConfig, rnn
-from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
 
 SIZES = {"embedding_size": 6, "hidden_size": 6, "dropout": 0.0}
 GRU_SHAPE = RNNConfig(20, 20, **{**SIZES, "hidden_size": 8})
@@ -97,12 +97,13 @@ def test_a_generator_gives_the_same_weights_again(model):
     assert not torch.equal(build(model.config, seed=2).source.weight, model.source.weight)
 
 
-def test_a_model_learns_to_copy(model):
-    """A state of 6 numbers holds three words; one of 20 is guessed with a loss of 3 nats."""
+@pytest.mark.parametrize("name", ["gru", "lstm", "attention"])
+def test_a_model_learns_to_copy(name):
+    """Three words of 11, which are guessed with a loss of 2.4 nats."""
     torch.manual_seed(1)
-    model.train()
+    model = build(SHAPES[name])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(60):
+    for _ in range(40):
         words = torch.randint(4, 15, (16, 3))
         source = nn.functional.pad(words, (0, 1), value=3)
         target = nn.functional.pad(words[:, :-1], (1, 0), value=2)
@@ -111,7 +112,7 @@ def test_a_model_learns_to_copy(model):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert loss < 2.0
+    assert loss < 2.1
 
 
 def weights(model):
@@ -229,8 +230,6 @@ def test_alignments_are_shares_of_the_real_tokens():
 
 
 def test_dropout_is_the_same_by_the_same_key_and_only_in_training():
-    from bertsmith.model.kernels.elementwise import seed_dropout
-
     for config in (GRU_SHAPE, LSTM_SHAPE, ATTENTION):
         model = build(replace(config, dropout=0.5))
         outputs = []
