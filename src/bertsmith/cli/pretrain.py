@@ -12,6 +12,7 @@ from typing import Annotated
 
 from bertsmith.base.settings import Hidden, Metavar, parse_duration
 from bertsmith.cli.outputs import after_pretraining
+from bertsmith.corpus.examples.settings import NEXT_TOKEN
 from bertsmith.training.pretraining.settings import (
     PretrainSettings,
     Recipe,
@@ -128,7 +129,7 @@ def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
         print(f"{out}: {result.steps:,} steps, {result.tokens:,} tokens")
         if result.eval_metrics:
             print(describe_evaluation(result.eval_metrics))
-        print(after_pretraining(out, result.objective != "ltr"))
+        print(after_pretraining(out, result.objective not in NEXT_TOKEN))
         return 0
 
 

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 
 from bertsmith.training.ranks import like
 
-LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+LAYER = re.compile(r"encoder\.(?:left\.|right\.)?layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
@@ -189,7 +189,7 @@ def layer_groups(
         name = names[id(parameter)]
         if match := LAYER.match(name):
             return top - int(match[1])
-        return top + 1 if name.startswith("encoder.embeddings.") else 0
+        return top + 1 if ".embeddings." in name else 0
 
     split = []
     for group in groups:
