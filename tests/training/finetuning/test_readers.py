@@ -7,11 +7,15 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.config_json import read_stored_config
+from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.inference.export.subject import find_subject
 from bertsmith.inference.predictor import load
 from bertsmith.model.config import config_for
 from bertsmith.model.directions import encoders
+from bertsmith.model.heads import SequenceClassifier, TokenClassifier
 from bertsmith.tasks.vectors import text_features
+from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.trainer import InitialModel
 
 from ...tiny import ANIMALS, PLACES, bertsmith, random_model, refused, word_tokenizer, write
 from .tagged import OTHERS, columns
@@ -124,6 +128,24 @@ def test_what_such_a_model_cannot_do_is_said(start, classifier, tmp_path):
     line = refused("predict", out, text, "--out", tmp_path / "new.csv", "--precision", "int8")
     assert "layers are not the paper's" in line
     assert not [*tmp_path.glob("theirs*")]
+
+
+def test_a_later_fine_tuning_has_what_it_is_asked_for(start, classifier):
+    (out, _), (flags, _) = classifier, start
+    names = ("food", "weather")
+    asked = FinetuneSettings(bilstm=bool(flags)), FinetuneSettings(bilstm=not flags)
+    same, other = (
+        InitialModel(out).model(SequenceClassifier, 2, settings, 9, names) for settings in asked
+    )
+    saved = load_model(out, SequenceClassifier).model.state_dict()
+    assert all(torch.equal(weight, saved[name]) for name, weight in same.state_dict().items())
+    assert (other.reader is None) == bool(flags)
+    assert not torch.equal(other.classifier.weight, saved["classifier.weight"])
+    tagger = InitialModel(out).model(TokenClassifier, 2, asked[0], 9, names)
+    for name, weight in tagger.state_dict().items():  # of another kind of head
+        assert name.startswith("encoder.") == torch.equal(weight, saved.get(name, weight + 1)) or (
+            name.endswith("bias")
+        )
 
 
 def test_tags(start, tmp_path):

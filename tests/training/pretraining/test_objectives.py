@@ -1,5 +1,6 @@
 """Each objective has its rows, its loss and its figures; `ltr` cannot see what it predicts."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from bertsmith.training.pretraining.objectives import (
 )
 from bertsmith.training.pretraining.task import Pretraining, start_model
 
+from ...tiny import bertsmith, refused
 from ..runs import (
     CPU,
     NO_DROPOUT,
@@ -239,6 +241,16 @@ def test_a_killed_run_of_two_directions_goes_on_bit_for_bit(train, tmp_path, mon
         train(**recipe)
     train(base=None, resume=True)
     assert_same_run(whole, tmp_path / "run")
+
+
+def test_two_directions_are_measured_again_also_without_a_record(train, store_folder, tmp_path):
+    result = train(objective="ltr+rtl", steps=1, max_length=128, eval_rows=512)
+    measured = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    (result.folder / "run.json").rename(tmp_path / "run.json")
+    again = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    for found in (measured, again):
+        assert found["metrics"] == pytest.approx(result.eval_metrics, rel=1e-5)
+    assert "left-to-right model" in refused("fill", "a [MASK]", "--model", result.folder)
 
 
 def test_a_model_of_one_direction_does_not_go_on_in_two(train):
