@@ -66,7 +66,7 @@ def test_a_class(start, classifier, tmp_path):
     (out, dev), (flags, _) = classifier, start
     found = json.loads(bertsmith("evaluate", out, "--data", dev, "--json"))
     assert found["metrics"]["accuracy"] == 1.0
-    text = write(tmp_path / "new.txt", ["today there was soup again", "snow today"])
+    text = write(tmp_path / "new.txt", ["today there was soup again", "today there was snow again"])
     bertsmith("predict", out, text, "--out", tmp_path / "new.csv")
     assert [row["label"] for row in read_rows(tmp_path / "new.csv")] == ["food", "weather"]
     stored = read_stored_config(out)

@@ -40,7 +40,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, b
 from bertsmith.training.finetuning.task_types.losses import Objective
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, TrainingState
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.optimizers import READER_RATE, build_optimizer
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ class Trainer:
             self.task_type, model, train, batches, best, objective, engine, self.teacher
         )
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
-        optimizer = build_optimizer(model, *how, layer_decay=settings.layer_decay)
+        rates = settings.layer_decay, READER_RATE if settings.bilstm else 1.0
+        optimizer = build_optimizer(model, *how, *rates)
         if checkpoint:
             checkpoint.restore(model, optimizer, best.resume)
         steps = settings.epochs * batches.per_epoch
