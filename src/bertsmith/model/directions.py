@@ -34,7 +34,7 @@ class TwoDirections(nn.Module):
         self.embeddings = TokenTable(config)
         self.left, self.right = Encoder(config.one_direction), Encoder(config.one_direction)
         for encoder in (self.left, self.right):
-            encoder.embeddings.token = nn.Identity()  # it is given the rows of the table
+            encoder.embeddings.register_module("token", nn.Identity())  # it is given vectors
 
     def forward(
         self,
