@@ -189,7 +189,11 @@ def test_tokens_that_were_added_to_a_tokenizer_are_told_and_not_lost(
     ("change", "grown", "setting"),
     [
         (wider, {TOKEN_EMBEDDING: (15, 16), OUTPUT_BIAS: (15,)}, {"vocab_size": 15}),
-        (longer, {POSITION_EMBEDDING: (60, 16)}, {"max_position_embeddings": 60}),
+        (
+            longer,
+            {f"bert.embeddings.{POSITION_EMBEDDING}": (60, 16)},
+            {"max_position_embeddings": 60},
+        ),
     ],
 )
 def test_old_rows_stay_and_all_else_is_written_as_it_was(change, grown, setting, folder, tmp_path):

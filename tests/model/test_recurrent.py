@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertsmith.model import recurrent as taggers
+from bertsmith.model import heads
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.heads import FrozenTagger
 from bertsmith.model.initialization import initialize
-from bertsmith.model.recurrent import GRU, LSTM, FeatureTagger, FrozenTagger, ScalarMix
+from bertsmith.model.recurrent import GRU, LSTM, FeatureTagger, ScalarMix
 
 from .kernels.harness import assert_as_float64, error, run
 
@@ -247,7 +248,7 @@ def test_bf16_is_near_float32():
 @pytest.fixture
 def frozen(monkeypatch):
     """A tagger with its encoder of 3, whose layers drop half of everything in training."""
-    monkeypatch.setattr(taggers, "HIDDEN_SIZE", 4)
+    monkeypatch.setattr(heads, "HIDDEN_SIZE", 4)
     sizes = {"hidden_size": 8, "num_layers": 3, "num_heads": 2, "intermediate_size": 16}
     config = ModelConfig(30, **sizes, max_positions=16, dropout=0.0, attention_dropout=0.5)
     return initialize(FrozenTagger(config, 5), 0.5, torch.Generator().manual_seed(1))

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier, TokenClassifier
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
+    READER_RATE,
     build_optimizer,
     load_state_tensors,
     parameter_groups,
@@ -221,3 +222,13 @@ def test_state_of_another_size_is_refused():
 def test_unknown_optimizer():
     with pytest.raises(ValueError, match="'adam': known are adamw, paper-adam, lamb, muon"):
         build_optimizer(nn.Linear(2, 2), "adam", 0.1, 0.0)
+
+
+def test_a_bilstm_below_the_head_has_ten_times_the_rate():
+    config = config_for("1x64", 20, bilstm=True)
+    model = TokenClassifier(config, 3)
+    optimizer = build_optimizer(model, "adamw", 1.0, 0.1, 0.5, READER_RATE)
+    scales = {id(w): g["rate_scale"] for g in optimizer.param_groups for w in g["params"]}
+    wanted = {"reader": 10.0, "classifier": 1.0, "encoder.layers": 0.5, "encoder.embeddings": 0.25}
+    for name, weight in model.named_parameters():
+        assert scales[id(weight)] == next(x for part, x in wanted.items() if name.startswith(part))

@@ -34,13 +34,12 @@ from bertsmith.checkpoints.model_folder import (
 from bertsmith.checkpoints.names import REDUNDANT, spelled
 from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
 from bertsmith.checkpoints.tensors import read_tensors, write_tensors
-from bertsmith.model.heads import TaskModel
-from bertsmith.model.recurrent import FrozenTagger
+from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
 TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
-POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
+POSITION_EMBEDDING = "position_embeddings.weight"  # of one direction or the other
 OUTPUT_BIAS = "cls.predictions.bias"
 MULTIPLE = 64  # rows of a matrix product that suits all processors
 RIDGE = 0.1  # of the mean variance of the embedding's columns
@@ -176,8 +175,8 @@ def extend_positions(
         )
 
     def lengthen(tensors: dict[str, Tensor]) -> None:
-        table = tensors[POSITION_EMBEDDING]
-        tensors[POSITION_EMBEDDING] = longer_table(table, positions, generator)
+        for name in [name for name in tensors if name.endswith(POSITION_EMBEDDING)]:
+            tensors[name] = longer_table(tensors[name], positions, generator)
 
     rewrite_folder(source, destination, tokenizer, lengthen, max_positions=positions)
     return known

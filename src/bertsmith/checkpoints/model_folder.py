@@ -56,6 +56,7 @@ from bertsmith.checkpoints.tensors import (
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
     BareModel,
+    FrozenTagger,
     OptionScorer,
     PreTrainingModel,
     ReplacedTokenDetector,
@@ -65,7 +66,6 @@ from bertsmith.model.heads import (
     TokenClassifier,
 )
 from bertsmith.model.initialization import WithoutInitialization, initialize
-from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.text.tokenizer.files import added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -77,6 +77,8 @@ CLASSES: dict[str, type[nn.Module]] = {
     **TASK_CLASSES,
     **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector)},
 }
+POSITIONS = "embeddings.position.weight"  # of one direction or the other
+READER = "reader."  # tensors of a BiLSTM between encoder and head
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -122,7 +124,8 @@ def load_model(
         if num_outputs is None and outputs is None:
             raise not_made_for(folder, kind.__name__)
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
-            usable = {n: stored[n] for n in stored if not n.startswith(TASK_HEADS)}
+            lost = TASK_HEADS if outputs and keep_head else (*TASK_HEADS, READER)
+            usable = {n: stored[n] for n in stored if not n.startswith(lost)}
         arguments.append(num_outputs or outputs)
     with torch.device("meta"), WithoutInitialization():  # shapes alone, no memory
         wanted = to_hugging_face(kind(*arguments).state_dict())
@@ -191,8 +194,8 @@ def write_model(
     architecture = entries["architectures"][0]
     stored = to_hugging_face(weights)
     folder.mkdir(parents=True, exist_ok=True)
-    positions = len(weights["encoder.embeddings.position.weight"])
-    has_types = "encoder.embeddings.segment.weight" in weights
+    positions = next(len(weights[name]) for name in weights if name.endswith(POSITIONS))
+    has_types = any(name.endswith("embeddings.segment.weight") for name in weights)
     tokenizer.save(folder, positions, has_types)
     write_json(folder / CONFIG_FILE, entries)
     tensors = {spelled(name, architecture): tensor for name, tensor in stored.items()}
@@ -256,8 +259,11 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     >>> beyond_transformers(ModelConfig(100, causal=True, gated=True), SequenceClassifier)
     ['gated', 'a class read at the last token']
     """
+    has_head = issubclass(kind, TaskModel)
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
     options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
+    options += ["two directions"] * (config.directions == 2)
+    options += ["a BiLSTM below its head"] * (config.bilstm and has_head)
     return options + ["a class read at the last token"] * reads_last
 
 

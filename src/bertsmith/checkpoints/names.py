@@ -39,13 +39,21 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "nsp": ["cls.seq_relationship"],
     "rtd.dense": ["discriminator_predictions.dense"],  # of an ELECTRA
     "rtd.output": ["discriminator_predictions.dense_prediction"],
-    **{  # of a BiLSTM over a frozen encoder; names of ours
+    **{  # of a BiLSTM between encoder and head; names of ours
         name: [name]
         for way in ("forwards", "backwards")
         for name in (f"reader.{way}.{{n}}.inputs", f"reader.{way}.{{n}}.state")
     },
     "classifier": ["classifier"],
     "span": ["qa_outputs"],
+}
+HUGGING_FACE |= {  # of two directions, which share the token table; names of ours
+    ours.replace("encoder.", f"encoder.{way}.", 1): [
+        name.replace("bert.", f"bert.{way}.", 1) for name in theirs
+    ]
+    for way in ("left", "right")
+    for ours, theirs in HUGGING_FACE.items()
+    if ours.startswith("encoder.") and ours != "encoder.embeddings.token"
 }
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 

@@ -40,7 +40,7 @@ WEIGHTS, PICKLED = "model.safetensors", ".bin"
 WEIGHT_FILES = WEIGHTS, f"pytorch_model{PICKLED}"  # in parts: beside an index of this name and:
 INDEX_SUFFIX = ".index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-ENCODER = ("bert.embeddings.", "bert.encoder.")
+ENCODER = ("bert.embeddings.", "bert.encoder.", "bert.left.", "bert.right.")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,9 @@ def not_made_for(folder: Path, kind: str) -> ValueError:
 
 def check_layers(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
     """Refuse another number of layers than the configuration's, which could be any. ValueError."""
-    matches = (re.match(r"bert\.encoder\.layer\.(\d+)\.", name) for name in stored)
+    matches = (
+        re.match(r"bert\.(?:left\.|right\.)?encoder\.layer\.(\d+)\.", name) for name in stored
+    )
     layers = {int(match[1]) for match in matches if match}
     if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
         raise ValueError(

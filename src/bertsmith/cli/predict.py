@@ -334,6 +334,7 @@ def run_evaluate(settings: Evaluate) -> None:
 
 def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
     """Metrics on the held-out part of a store: the rows and masks of the end of pre-training."""
+    from bertsmith.corpus.examples.settings import NEXT_TOKEN
     from bertsmith.inference.model_task import read_run
     from bertsmith.training.pretraining.evaluation import (
         eval_stream,
@@ -351,9 +352,12 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.processor.of_torch()
-    stream = eval_stream(store, vocabulary, phase.length, settings.objective)
+    objective, config = settings.objective, loaded.model.config
+    if config.causal:  # of a copy without run.json too
+        objective = NEXT_TOKEN[config.directions - 1]
+    stream = eval_stream(store, vocabulary, phase.length, objective)
     rows = num_rows(stream, 4 * settings.eval_rows)
-    at_once = rows_per_forward(settings, phase, engine, loaded.model.config)
+    at_once = rows_per_forward(settings, phase, engine, config)
     metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
     metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
     if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained

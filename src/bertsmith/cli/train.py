@@ -14,6 +14,7 @@ from typing import Annotated
 from bertsmith.base.settings import Hidden, Metavar, Positional, parse_duration
 from bertsmith.base.terminal import MANY_CASES, counted
 from bertsmith.cli.outputs import after_finetuning, after_pretraining, check_folder
+from bertsmith.corpus.examples.settings import NEXT_TOKEN
 from bertsmith.training.finetuning.request import (
     Request,
     check_flags,
@@ -134,7 +135,7 @@ def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
         print(f"{out}: {result.steps:,} steps, {result.tokens:,} tokens")
         if result.eval_metrics:
             print(describe_evaluation(result.eval_metrics))
-        print(after_pretraining(out, result.objective != "ltr"))
+        print(after_pretraining(out, result.objective not in NEXT_TOKEN))
         return 0
 
 

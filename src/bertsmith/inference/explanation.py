@@ -143,6 +143,11 @@ def attention_rollout(model: Runner, features: Features) -> np.ndarray:
             f"{model.folder}: a left-to-right model, which reads its answer from the last token: "
             "`method='rollout'` is for those that read it from [CLS]"
         )
+    if model.config.bilstm:
+        raise ValueError(
+            f"{model.folder}: an LSTM reads its answer from all tokens: `method='rollout'` is for "
+            "models that read it from [CLS]"
+        )
     row = _one_row(features, "rollout")
     probabilities = model.pytorch(model.task_kind).attention_probabilities(row)
     return rolled_out(probabilities)

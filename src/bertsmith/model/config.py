@@ -45,6 +45,8 @@ class ModelConfig:
     initializer_range: Annotated[float, NotNegative] = 0.02
     pad_id: int = 0
     causal: bool = False  # a position sees itself and what is left of it (the paper's LTR, GPT)
+    directions: int = 1  # 2: one more reads right to left; each has half of the sizes (ELMo's way)
+    bilstm: bool = False  # between the encoder and a task's head (paper section 5.1)
     pre_norm: bool = False  # LayerNorm before each sublayer, not after its residual; one at the end
     gated: bool = False  # GeGLU (Shazeer 2020, arXiv 2002.05202): activation(gate(x)) * up(x)
     family: str = "bert"  # or a key of RELATIVES
@@ -67,11 +69,25 @@ class ModelConfig:
         options = [name for name in ("causal", "pre_norm", "gated") if getattr(self, name)]
         if options and self.family != "bert":
             raise ValueError(f"{' and '.join(options)}: BERT has that, {self.family} has not")
+        halved = self.hidden_size, self.num_heads, self.intermediate_size
+        if self.directions not in (1, 2):
+            raise ValueError(f"directions {self.directions}: known are 1 and 2")
+        if self.bilstm and self.hidden_size % 2:
+            raise ValueError(f"bilstm: hidden_size {self.hidden_size} has no half")
+        if self.directions == 2 and (not self.causal or any(size % 2 for size in halved)):
+            raise ValueError(f"directions 2: not for causal {self.causal} and sizes {halved}")
 
     @property
     def table_size(self) -> int:
         """Numbers in a row of the token, position and segment embeddings."""
-        return self.embedding_size or self.hidden_size
+        return self.embedding_size or self.hidden_size // self.directions
+
+    @property
+    def one_direction(self) -> ModelConfig:
+        """The configuration of each of the two directions; of another model its own."""
+        sizes = "hidden_size", "num_heads", "intermediate_size"
+        halves = {name: getattr(self, name) // self.directions for name in sizes}
+        return replace(self, directions=1, **halves)
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:
@@ -97,20 +113,25 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     """The configuration of a size; errors as `layers_and_hidden`.
 
     With `gated` the intermediate size is 8/3 H, rounded to a multiple of 64, in place of 4 H: three
-    such matrices have about as many parameters as two of 4 H (Shazeer 2020, section 3).
+    such matrices have about as many parameters as two of 4 H (Shazeer 2020, section 3). With two
+    `directions` each of them has the size.
 
     >>> config_for("6x384", 30522).num_heads, config_for("6x384", 30522).intermediate_size
     (6, 1536)
+    >>> config_for("4x192", 30522, causal=True, directions=2).hidden_size
+    384
     >>> config_for("base", 30522, gated=True).intermediate_size
     2048
     """
     layers, hidden = layers_and_hidden(size)
+    wide = 64 * round(hidden / 24) if changes.get("gated") else 4 * hidden
+    directions = changes.get("directions", 1)
     config = ModelConfig(
         vocab_size=vocab_size,
-        hidden_size=hidden,
+        hidden_size=directions * hidden,
         num_layers=layers,
-        num_heads=hidden // 64,
-        intermediate_size=64 * round(hidden / 24) if changes.get("gated") else 4 * hidden,
+        num_heads=directions * hidden // 64,
+        intermediate_size=directions * wide,
     )
     return replace(config, **changes)
 
@@ -122,12 +143,13 @@ def training_flops(
 
     6 x weights used x tokens (2 forward, 4 backward) plus the attention products, without the
     poolers' few. In a row `outputs` positions of the last layer are computed, and the masked-LM
-    head at `predictions` of them (0: no such head).
+    head at `predictions` of them (0: no such head); with two directions each does all that.
 
     >>> tiny = ModelConfig(1000, hidden_size=128, num_layers=2, num_heads=2, intermediate_size=512)
     >>> training_flops(tiny, rows=1, length=128, outputs=128, predictions=0) / 1e6
     352.321536
     """
+    directions, config = config.directions, config.one_direction
     size, wide = config.hidden_size, config.intermediate_size
     feed_forward = (3 if config.gated else 2) * size * wide
     per_query = 2 * size * size + feed_forward  # query, attention output, feed-forward
@@ -137,4 +159,4 @@ def training_flops(
     weights = queries * per_query + keys * per_key
     weights += predictions * config.table_size * (size + config.vocab_size)
     attention = 2 * queries * length * size  # scores, and their product with the values
-    return 6.0 * rows * (weights + attention)
+    return 6.0 * directions * rows * (weights + attention)

@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.model.config import ModelConfig, training_flops
+from bertsmith.model.directions import around, encoder_for, ends
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
+from bertsmith.model.recurrent import HIDDEN_SIZE, LAYERS_READ, NUM_LAYERS, BiLSTM
+from bertsmith.model.variants import row_lengths
 
 Rows = tuple[Tensor, Tensor, Tensor | None]  # ids_BS, types_BS, lengths_B
 
@@ -41,7 +44,7 @@ class BareModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
+        self.encoder = encoder_for(config)
         self.pooler = Pooler(config)
 
 
@@ -109,6 +112,8 @@ class PreTrainingLosses(NamedTuple):
     mlm_right: Tensor  # [], how many of them have the largest logit at their label
     nsp_logits: Tensor | None  # [B, 2]; None when not asked for
     bow_loss: Tensor | None  # [], summed over the tokens that [CLS] predicts, nats
+    rtl_loss: Tensor | None = None  # [], as mlm_loss, of the second direction where there is one
+    rtl_right: Tensor | None = None  # [], as mlm_right
 
 
 class PreTrainingModel(BareModel):
@@ -120,7 +125,7 @@ class PreTrainingModel(BareModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.mlm = MaskedLMHead(config)
+        self.mlm = MaskedLMHead(config.one_direction)
         self.nsp = nn.Linear(config.hidden_size, 2)
 
     def forward(
@@ -143,15 +148,20 @@ class PreTrainingModel(BareModel):
         words_BS, next_sentence = targets.words_BS, targets.next_sentence
         with_cls = next_sentence or words_BS is not None
         masked_NH, cls_BH = self._read(rows, targets.positions_BP, targets.masked_N, with_cls)
-        hidden_NH, table_VH = self.mlm.transform(masked_NH), self._table()
-        loss, correct = masked_lm_loss(hidden_NH, table_VH, self.mlm.bias, targets.labels_N)
+        one_NH, *other = masked_NH.chunk(self.config.directions, dim=1)
+        loss, correct = self._token_loss(one_NH, targets.labels_N)
+        rtl = self._token_loss(other[0], targets.labels_N) if other else (None, None)
         nsp_logits = self.nsp(self.pooler(cls_BH)) if next_sentence else None
         bow_loss = None
         if words_BS is not None:  # bag of words: Ma et al. 2024, arXiv 2401.11248
-            log_probs_BV = self.mlm(cls_BH, table_VH).float().log_softmax(dim=1)
+            log_probs_BV = self.mlm(cls_BH, self._table()).float().log_softmax(dim=1)
             counted_BS = words_BS != UNUSED
             bow_loss = -(log_probs_BV.gather(1, words_BS * counted_BS) * counted_BS).sum()
-        return PreTrainingLosses(loss, correct, nsp_logits, bow_loss)
+        return PreTrainingLosses(loss, correct, nsp_logits, bow_loss, *rtl)
+
+    def _token_loss(self, states_NH: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_NH = self.mlm.transform(states_NH)
+        return masked_lm_loss(hidden_NH, self._table(), self.mlm.bias, labels_N)
 
     def shared_table(self) -> Tensor:
         """The token table, also the output matrix of the masked-LM head."""
@@ -173,26 +183,51 @@ class PreTrainingModel(BareModel):
         if positions_BP is not None and with_cls:
             positions_BQ, first = F.pad(positions_BP, (1, 0)), 1  # [CLS] is at 0
         hidden_BQH = self.encoder(*rows, positions_BQ)
+        if self.config.directions == 2:
+            hidden_BQH = around(hidden_BQH)
         masked_NH = hidden_BQH[:, first:].flatten(0, 1)
         return (masked_NH if masked_N is None else masked_NH[masked_N]), hidden_BQH[:, 0]
 
 
 class TaskModel(nn.Module):
-    """An encoder with a linear layer of K outputs for rows, [B, K], or their tokens, [B, S, K]."""
+    """An encoder with a linear layer of K outputs for rows, [B, K], or their tokens, [B, S, K].
+
+    Where the configuration says so, the head reads a BiLSTM over the encoder's states.
+    """
+
+    reads_tokens = True  # False: only where the row's answer is read
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__()
         self.config = config
         self.num_outputs = num_outputs
-        self.encoder = Encoder(config)
+        self.encoder = encoder_for(config)
+        size = config.hidden_size
+        self.reader = BiLSTM(size, size // 2, 1, config.dropout) if config.bilstm else None
+
+    def read(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """The states that a head reads: [B, S, H]."""
+        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
+        if self.reader is None:
+            return hidden_BSH
+        return self.reader(hidden_BSH, row_lengths(ids_BS, lengths_B))
 
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; see `training_flops`."""
-        return training_flops(self.config, rows, length, outputs=1, predictions=0)
+        outputs = length if self.reads_tokens or self.reader else 1
+        encoder = training_flops(self.config, rows, length, outputs, predictions=0)
+        return encoder + self.reader_flops(rows, length)
+
+    def reader_flops(self, rows: int, length: int) -> float:
+        """FLOPs of a training step of the BiLSTM; 0 without one."""
+        weights = self.reader.parameters() if self.reader else ()
+        return 6.0 * sum(weight.numel() for weight in weights) * rows * length
 
 
 class SequenceClassifier(TaskModel):
     """Encoder, pooler, dropout and a linear layer over [CLS] (paper section 4.1): [B, K]."""
+
+    reads_tokens = False
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
@@ -200,14 +235,24 @@ class SequenceClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """Logits [B, K]; the last layer runs at the token that is read alone."""
+    def read_row(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """The state that has seen the whole row, [B, H]; the last layer runs there alone.
+
+        Of a causal model it is the last token's, as in GPT; of two directions, the encoder's or a
+        BiLSTM's, the left's of the last token and the right's of the first.
+        """
+        if self.reader is not None:
+            states_BSH = self.read(ids_BS, types_BS, lengths_B)
+            return ends(states_BSH, row_lengths(ids_BS, lengths_B))
         read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
-        if self.config.causal:  # the last token, which alone sees all others, as in GPT
-            lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
-            read_B1 = read_B1 + lengths - 1
-        hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
-        pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
+        if self.config.causal:
+            read_B1 = row_lengths(ids_BS, lengths_B)[:, None] - 1
+        return self.encoder(ids_BS, types_BS, lengths_B, read_B1)[:, 0]
+
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits [B, K]."""
+        row_BH = self.read_row(ids_BS, types_BS, lengths_B)
+        pooled_BH = self.dropout(self.pooler(row_BH))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
         # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005
@@ -231,7 +276,7 @@ class TokenClassifier(TaskModel):
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits [B, S, K]; those at padding mean nothing."""
-        return self.classifier(self.dropout(self.encoder(ids_BS, types_BS, lengths_B)))
+        return self.classifier(self.dropout(self.read(ids_BS, types_BS, lengths_B)))
 
 
 class SpanPredictor(TaskModel):
@@ -244,4 +289,36 @@ class SpanPredictor(TaskModel):
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits of start and end [B, S, 2]; those at padding mean nothing."""
-        return self.span(self.encoder(ids_BS, types_BS, lengths_B))
+        return self.span(self.read(ids_BS, types_BS, lengths_B))
+
+
+class FrozenTagger(TaskModel):
+    """A BiLSTM over the last layers of an encoder without dropout and gradients: [B, S, K]."""
+
+    def __init__(self, config: ModelConfig, num_outputs: int) -> None:
+        super().__init__(config, num_outputs)
+        self.num_read = min(LAYERS_READ, config.num_layers)
+        size = config.hidden_size * self.num_read
+        self.reader = BiLSTM(size, HIDDEN_SIZE, NUM_LAYERS, config.dropout)
+        self.dropout = Dropout(config.dropout)
+        self.classifier = nn.Linear(2 * HIDDEN_SIZE, num_outputs)
+        self.encoder.eval()
+
+    def train(self, mode: bool = True) -> FrozenTagger:
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """Logits [B, S, K]; those at padding mean nothing."""
+        with torch.no_grad():
+            layers = self.encoder(ids_BS, types_BS, lengths_B, all_layers=True)
+        assert self.reader is not None
+        x_BSI = torch.cat(layers[-self.num_read :], dim=2)
+        states_BSH = self.reader(x_BSI, row_lengths(ids_BS, lengths_B))
+        return self.classifier(self.dropout(states_BSH))
+
+    def flops(self, rows: int, length: int) -> float:
+        """FLOPs of a training step; the encoder's forward pass is a third of its training."""
+        encoder = training_flops(self.config, rows, length, outputs=length, predictions=0) / 3
+        return encoder + self.reader_flops(rows, length)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bertsmith.model.encoder import Encoder, Layer
+from bertsmith.model.recurrent import LSTM
 
 Module = TypeVar("Module", bound=nn.Module)
 CHUNK = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
@@ -41,13 +41,19 @@ class WithoutInitialization(TorchFunctionMode):
 def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     """Fill a model in place: weights truncated normal (cut at 2 std), biases 0, LayerNorm 1 and 0.
 
-    As google-research/bert modeling.py. Each weight has a generator of its own, seeded by
-    `generator`, so that the numbers do not depend on the threads. All is on the CPU.
+    As google-research/bert modeling.py; an LSTM's weights have the deviation of PyTorch's, 1 /
+    sqrt(3 H), since with a small `std` hardly anything would pass its gates. Each weight has a
+    generator of its own, seeded by `generator`, so that the numbers do not depend on the threads.
+    All is on the CPU.
     """
-    weights = []
+    weights, stds, of_lstm = [], [], dict[nn.Module, float]()
     for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if isinstance(module, LSTM):  # comes before its parts
+            own = 1 / math.sqrt(3 * module.state.in_features)
+            of_lstm |= {module.inputs: own, module.state: own}
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
             weights.append(module.weight)
+            stds.append(of_lstm.get(module, std))
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
     for name, parameter in model.named_parameters():
@@ -56,7 +62,7 @@ def initialize(model: Module, std: float, generator: torch.Generator) -> Module:
     seeds = torch.randint(1 << 62, (len(weights),), generator=generator).tolist()
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(partial(_truncated_normal, std=std), weights, seeds))
+        list(pool.map(_truncated_normal, weights, seeds, stds))
     torch.set_num_threads(threads)  # threads that start later have the number that was set last
     return model
 

@@ -1,4 +1,4 @@
-"""LSTMs and GRUs, and taggers over the states of a frozen encoder (paper section 5.3, Table 7).
+"""LSTMs and GRUs, and a tagger over the states of a frozen encoder (paper section 5.3, Table 7).
 
 oneDNN's LSTM in bf16 reorders its weights in every backward pass, which takes as long as a batch of
 1,000 words, and there is none of its GRU. Here the matrix products are plain ones, and all but
@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.config import ModelConfig, training_flops
-from bertsmith.model.heads import TaskModel
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.recurrence import gru_steps, lstm_steps
+from bertsmith.model.variants import reversal
 
 HIDDEN_SIZE, NUM_LAYERS = 768, 2  # of the LSTM: the paper's
 LAYERS_READ = 4  # the encoder's last ones, side by side: the best row of Table 7
@@ -93,17 +92,6 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.einsum("n,...nh->...h", weights_N, layers_XNH.to(weights_N.dtype))
 
 
-def reversed_order(lengths_B: Tensor, length: int) -> Tensor:
-    """For each row the positions [B, S] that read its real tokens reversed and the padding last.
-
-    >>> reversed_order(torch.tensor([3, 4]), 4).tolist()
-    [[2, 1, 0, 3], [3, 2, 1, 0]]
-    """
-    indices_S = torch.arange(length, device=lengths_B.device)
-    reversed_BS = lengths_B[:, None] - 1 - indices_S
-    return torch.where(reversed_BS >= 0, reversed_BS, indices_S)
-
-
 class Bidirectional(nn.Module):
     """[B, S, I] -> [B, S, 2G] of LSTMs or GRUs, with dropout on the input of every layer.
 
@@ -127,7 +115,7 @@ class Bidirectional(nn.Module):
     def forward(self, x_BSI: Tensor, lengths_B: Tensor) -> Tensor:
         """States of both directions; those at padding mean nothing."""
         x_SBI = x_BSI.transpose(0, 1)
-        reversed_SB1 = reversed_order(lengths_B, len(x_SBI)).t()[:, :, None]
+        reversed_SB1 = reversal(lengths_B, len(x_SBI)).t()[:, :, None]
         for ahead, back in zip(self.forwards, self.backwards, strict=True):
             x_SBI = self.dropout(x_SBI)
             left_SBG = ahead(x_SBI)
@@ -172,36 +160,3 @@ class FeatureTagger(nn.Module):
         """Logits [B, S, K], those at padding mean nothing; states in any precision."""
         x_BSI = states_BSNH.float().flatten(2) if self.mix is None else self.mix(states_BSNH)
         return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
-
-
-class FrozenTagger(TaskModel):
-    """A BiLSTM over the last layers of an encoder without dropout and gradients: [B, S, K]."""
-
-    def __init__(self, config: ModelConfig, num_outputs: int) -> None:
-        super().__init__(config, num_outputs)
-        self.num_read = min(LAYERS_READ, config.num_layers)
-        size = config.hidden_size * self.num_read
-        self.reader = BiLSTM(size, HIDDEN_SIZE, NUM_LAYERS, config.dropout)
-        self.dropout = Dropout(config.dropout)
-        self.classifier = nn.Linear(2 * HIDDEN_SIZE, num_outputs)
-        self.encoder.eval()
-
-    def train(self, mode: bool = True) -> FrozenTagger:
-        super().train(mode)
-        self.encoder.eval()
-        return self
-
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """Logits [B, S, K]; those at padding mean nothing."""
-        with torch.no_grad():
-            layers = self.encoder(ids_BS, types_BS, lengths_B, all_layers=True)
-        x_BSI = torch.cat(layers[-self.num_read :], dim=2)
-        if lengths_B is None:
-            lengths_B = x_BSI.new_full(x_BSI.shape[:1], x_BSI.shape[1], dtype=torch.int64)
-        return self.classifier(self.dropout(self.reader(x_BSI, lengths_B)))
-
-    def flops(self, rows: int, length: int) -> float:
-        """FLOPs of a training step; the encoder's forward pass is a third of its training."""
-        encoder = training_flops(self.config, rows, length, outputs=length, predictions=0) / 3
-        weights = sum(parameter.numel() for parameter in self.reader.parameters())
-        return encoder + 6.0 * weights * rows * length

@@ -72,6 +72,24 @@ def attention_for(
     return Attend(heads, dropout, mask, pieces=pieces)
 
 
+def row_lengths(ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """The real tokens of each row, int64 [B]; None: all are."""
+    if lengths_B is None:
+        return ids_BS.new_full(ids_BS.shape[:1], ids_BS.shape[1], dtype=torch.int64)
+    return lengths_B.long()
+
+
+def reversal(lengths_B: Tensor, length: int) -> Tensor:
+    """The columns int64 [B, S] of rows read backwards, their padding last; its own inverse.
+
+    >>> reversal(torch.tensor([3, 4]), 4).tolist()
+    [[2, 1, 0, 3], [3, 2, 1, 0]]
+    """
+    columns_S = torch.arange(length, device=lengths_B.device)
+    columns_BS = lengths_B[:, None] - 1 - columns_S
+    return torch.where(columns_BS >= 0, columns_BS, columns_S)
+
+
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:

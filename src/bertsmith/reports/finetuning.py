@@ -147,7 +147,7 @@ def metric_name(name: str) -> str:
     >>> metric_name("macro_f1"), metric_name("mse"), metric_name("tag_accuracy")
     ('macro F1', 'MSE', 'tag accuracy')
     """
-    upper = ("f1", "mse", "mlm", "ltr", "nsp", "sop")
+    upper = ("f1", "mse", "mlm", "ltr", "rtl", "nsp", "sop")
     return " ".join(word.upper() if word in upper else word for word in name.split("_"))
 
 

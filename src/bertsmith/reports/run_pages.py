@@ -36,6 +36,7 @@ Defaults = Mapping[str, Mapping[str, Any]]  # kind of run -> its settings' defau
 PREDICTED = {
     "mlm": "masked tokens",
     "ltr": "next tokens",
+    "rtl": "previous tokens",
     "nsp": "next sentences",
     "sop": "sentence orders",
 }

@@ -7,7 +7,7 @@ tests/training/test_memory.py fails when it does not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -65,9 +65,12 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
 
     The fullest moment is when the backward pass begins, when it ends, or when the weights move.
     """
+    weights = FLOAT * parameters(config)
+    if config.directions == 2:  # as one of twice as many layers, that predicts twice
+        config = replace(config.one_direction, num_layers=2 * config.num_layers)
+        shape = replace(shape, predictions=2 * shape.predictions)
     number = FLOAT if shape.precision == "float32" else 2  # float8 and int8 keep no more than bf16
     table = config.vocab_size * config.hidden_size
-    weights = FLOAT * parameters(config)
     wide = (3 if config.gated else 2) * config.intermediate_size
     layer = config.hidden_size * (4 * config.hidden_size + wide)  # numbers in its matrices
     matrices = FLOAT * config.num_layers * layer

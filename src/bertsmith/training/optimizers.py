@@ -13,9 +13,10 @@ from torch.optim.adamw import adamw
 
 from bertsmith.training.ranks import like
 
-LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+LAYER = re.compile(r"encoder\.(?:left\.|right\.)?layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
+READER_RATE = 10.0  # of a BiLSTM that begins at random weights over a model that does not
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
@@ -138,13 +139,19 @@ class MuonWithAdamW(Optimizer):
 
 
 def build_optimizer(
-    model: nn.Module, kind: str, learning_rate: float, weight_decay: float, layer_decay: float = 1.0
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    weight_decay: float,
+    layer_decay: float = 1.0,
+    reader_rate: float = 1.0,
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
     "lamb": for batches of thousands of rows; "muon": an experiment with momentum 0.95, in which
-    AdamW moves all but the layers' matrices. The first two take a `layer_decay` (`layer_groups`).
+    AdamW moves all but the layers' matrices. The first two take a `layer_decay` and a `reader_rate`
+    (`layer_groups`).
 
     Errors: ValueError for an unknown kind.
     """
@@ -152,8 +159,8 @@ def build_optimizer(
     decayed, plain = parameter_groups(model, weight_decay)
     if kind in ("adamw", "paper-adam"):
         groups = [decayed, plain]
-        if layer_decay != 1.0:
-            groups = layer_groups(groups, model, layer_decay)
+        if (layer_decay, reader_rate) != (1.0, 1.0):
+            groups = layer_groups(groups, model, layer_decay, reader_rate)
         if kind == "adamw":
             return EagerAdamW(groups, fused=True, **settings)
         return PaperAdam(groups, **settings)
@@ -173,32 +180,34 @@ def build_optimizer(
 
 
 def layer_groups(
-    groups: list[dict[str, Any]], model: nn.Module, layer_decay: float
+    groups: list[dict[str, Any]], model: nn.Module, layer_decay: float, reader_rate: float = 1.0
 ) -> list[dict[str, Any]]:
     """Split the groups by depth, each with its fraction of the learning rate as "rate_scale".
 
     The head and the pooler have the full rate, each encoder layer `layer_decay` times that of the
     layer above, the embeddings come below the first (Howard and Ruder 2018, arXiv 1801.06146; for
-    BERT: Sun et al. 2019, arXiv 1905.05583).
+    BERT: Sun et al. 2019, arXiv 1905.05583). A BiLSTM below the head has `reader_rate` times it.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = [int(match[1]) for name in names.values() if (match := LAYER.match(name))]
     top = max(numbers) + 1
 
-    def depth(parameter: Tensor) -> int:
+    def scale(parameter: Tensor) -> float:
         name = names[id(parameter)]
         if match := LAYER.match(name):
-            return top - int(match[1])
-        return top + 1 if name.startswith("encoder.embeddings.") else 0
+            return layer_decay ** (top - int(match[1]))
+        if name.startswith("reader."):
+            return reader_rate
+        return layer_decay ** (top + 1) if ".embeddings." in name else 1.0
 
     split = []
     for group in groups:
-        by_depth: dict[int, list[Tensor]] = {}
+        by_scale: dict[float, list[Tensor]] = {}
         for parameter in group["params"]:
-            by_depth.setdefault(depth(parameter), []).append(parameter)
+            by_scale.setdefault(scale(parameter), []).append(parameter)
         split += [
-            {**group, "params": params, "rate_scale": layer_decay**level}
-            for level, params in sorted(by_depth.items())
+            {**group, "params": params, "rate_scale": of_rate}
+            for of_rate, params in sorted(by_scale.items(), reverse=True)
         ]
     return split
 

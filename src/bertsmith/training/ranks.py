@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore
 from torch.nn.parallel import DistributedDataParallel
 
+from bertsmith.model.encoder import Layer
+
 PAUSE, PAUSE_PER_RANK = 0.02, 0.001  # seconds between two looks into the store
 
 Computation = Callable[..., Any]
@@ -291,7 +293,7 @@ def shard_(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(device.type, (ranks.size,))
-    layers: Any = model.encoder.layers  # pyright: ignore[reportAttributeAccessIssue]
+    layers = [part for part in model.modules() if isinstance(part, Layer)]
     for part in (*layers, model):
         fully_shard(part, mesh=mesh)
     register_fsdp_forward_method(model, "losses")

@@ -21,6 +21,7 @@ from bertsmith.inference.export.targets import TARGETS
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
     BareModel,
+    FrozenTagger,
     OptionScorer,
     PreTrainingModel,
     ReplacedTokenDetector,
@@ -28,7 +29,6 @@ from bertsmith.model.heads import (
     SpanPredictor,
     TokenClassifier,
 )
-from bertsmith.model.recurrent import FrozenTagger
 
 from ...tiny import bertsmith as run
 from ...tiny import contents, piece_tokenizer, random_model, refused, write

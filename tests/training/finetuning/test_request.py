@@ -26,6 +26,7 @@ PATIENT = FinetuneSettings(early_stopping_patience=2)
         (FINETUNE, "layer_decay", 1.5, "`layer_decay=1.5`: must be above 0 and at most 1"),
         (FINETUNE, "evals_per_epoch", -1, "`evals_per_epoch=-1`: must be at least 0"),
         (FINETUNE, "checkpoint_every", 0, "`checkpoint_every=0`: must be at least 1"),
+        (FinetuneSettings(freeze_encoder=True), "bilstm", True, "has an LSTM of its own"),
         (PATIENT, "keep", "last", "`early_stopping_patience` keeps the weights best"),
         (
             PATIENT,

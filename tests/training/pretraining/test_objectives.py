@@ -1,5 +1,6 @@
 """Each objective has its rows, its loss and its figures; `ltr` cannot see what it predicts."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,21 +8,39 @@ import pytest
 import torch
 
 from bertsmith.base.files import read_json
+from bertsmith.checkpoints.config_json import read_config
 from bertsmith.corpus.examples.pairs import PretrainingBatch
+from bertsmith.corpus.examples.settings import NEXT_TOKEN
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.pretraining.objectives import micro_arrays, pretraining_sums
+from bertsmith.training.pretraining.objectives import (
+    PAIR_NAMES,
+    micro_arrays,
+    pretraining_sums,
+)
 from bertsmith.training.pretraining.task import Pretraining, start_model
 
-from ..runs import CPU, NO_DROPOUT, lines, random_model, train_stream, weights
+from ...tiny import bertsmith, refused
+from ..runs import (
+    CPU,
+    NO_DROPOUT,
+    Killed,
+    assert_same_run,
+    killed_at,
+    lines,
+    random_model,
+    train_stream,
+    weights,
+)
 
 FIGURES = {
     "mlm+nsp": {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"},
     "mlm": {"mlm_loss", "mlm_accuracy"},
     "mlm+sop": {"mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy"},
     "ltr": {"ltr_loss", "ltr_accuracy"},
+    "ltr+rtl": {"ltr_loss", "ltr_accuracy", "rtl_loss", "rtl_accuracy"},
 }
 
 
@@ -46,20 +65,24 @@ def test_it_learns_and_names_its_figures(train, objective):
     out, held_out = result.folder, result.eval_metrics
     shares = {name for name in FIGURES[objective] if name.endswith("_accuracy")}
     few = {name for name in shares if name[:3] in ("nsp", "sop")}  # the store has some 40 pairs
-    told = {"unigram_entropy", *(name.replace("accuracy", "cases") for name in shares - few)}
+    counted = shares - few - {"rtl_accuracy"}  # of as many cases as the other direction
+    told = {"unigram_entropy", *(name.replace("accuracy", "cases") for name in counted)}
     assert set(held_out) == (FIGURES[objective] - few) | told
-    loss = held_out["ltr_loss" if objective == "ltr" else "mlm_loss"]
-    assert loss < held_out["unigram_entropy"] - 1.0
+    losses = {name for name in FIGURES[objective] if name[:3] in ("mlm", "ltr", "rtl")}
+    for name in losses - shares:
+        assert held_out[name] < held_out["unigram_entropy"] - 1.0
     line = lines(out)[-1]
     assert FIGURES[objective] <= line.keys()
     assert not {"nsp_loss", "sop_loss", "mlm_loss"} - FIGURES[objective] & line.keys()
-    if objective in ("mlm", "ltr"):  # packed
+    if objective not in PAIR_NAMES:  # packed
         assert line["padding_ratio"] == 0.0
     else:
         assert 0 < line["padding_ratio"] < 0.6
     # a head that was not trained is not in the files
-    assert ("cls.seq_relationship.weight" in weights(out)) == ("+" in objective)
-    assert read_json(out / "config.json")["is_decoder"] == (objective == "ltr")
+    assert ("cls.seq_relationship.weight" in weights(out)) == (objective in PAIR_NAMES)
+    config = read_config(out)
+    assert config.causal == (objective in NEXT_TOKEN)
+    assert config.directions == 1 + (objective == "ltr+rtl")
 
 
 def unmasked(batch, row) -> list[int]:
@@ -78,12 +101,17 @@ def test_the_loss_is_that_of_the_logits(store_folder, task_of, objective):
     loss, _ = task.loss(task.model, made.micro_batches[0], made.counts)
     given = (batch.input_ids, batch.token_types, batch.lengths)
     hidden = task.model.encoder(*map(torch.from_numpy, given))
-    logits = task.model.mlm(hidden, task.model.encoder.embeddings.token.weight)
-    log_shares = logits.log_softmax(-1).detach().numpy()
     rows, slots = np.nonzero(batch.masked_weights)
     positions, labels = batch.masked_positions[rows, slots], batch.masked_labels[rows, slots]
-    expected = -log_shares[rows, positions, labels].mean()
-    if "+" in objective:
+    found = []
+    for states, step in zip(
+        hidden.chunk(task.model.config.directions, dim=2), (0, 2), strict=False
+    ):
+        logits = task.model.mlm(states, task.model.encoder.embeddings.token.weight)
+        log_shares = logits.log_softmax(-1).detach().numpy()
+        found.append(-log_shares[rows, positions + step, labels].mean())
+    expected = np.mean(found)
+    if objective in PAIR_NAMES:
         pairs = task.model.nsp(task.model.pooler(hidden[:, 0])).log_softmax(-1).detach().numpy()
         expected -= pairs[np.arange(4), batch.next_labels].mean()
         vocabulary = TokenStore.open(store_folder).tokenizer.vocabulary
@@ -203,3 +231,33 @@ def test_the_whole_step_can_be_compiled_for_static_shapes(dropout, monkeypatch):
     # bf16; with dropout two draws are compared: the loss of an untrained model hardly moves
     assert losses[0] == pytest.approx(losses[1], rel=0.02 if dropout == 0 else 0.2)
     assert all(p.grad is None or p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_a_killed_run_of_two_directions_goes_on_bit_for_bit(train, tmp_path, monkeypatch):
+    recipe = {"objective": "ltr+rtl", "size": "1x64", "steps": 6, "checkpoint_every": 2}
+    whole = train("whole", **recipe).folder
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        killed_at(5, patch)
+        train(**recipe)
+    train(base=None, resume=True)
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_two_directions_are_measured_again_also_without_a_record(train, store_folder, tmp_path):
+    result = train(objective="ltr+rtl", steps=1, max_length=128, eval_rows=512)
+    measured = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    (result.folder / "run.json").rename(tmp_path / "run.json")
+    again = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    for found in (measured, again):
+        assert found["metrics"] == pytest.approx(result.eval_metrics, rel=1e-5)
+    assert "left-to-right model" in refused("fill", "a [MASK]", "--model", result.folder)
+
+
+def test_a_model_of_one_direction_does_not_go_on_in_two(train):
+    one = train("one", objective="ltr", steps=1).folder
+    with pytest.raises(ValueError, match="reads in one direction, not in two"):
+        train("two", objective="ltr+rtl", steps=1, model=one)
+    two = train("two", objective="ltr+rtl", steps=1).folder
+    train("more", objective="ltr+rtl", steps=1, model=two)
+    with pytest.raises(ValueError, match="`objective='mlm'`: .* two directions: use ltr.rtl"):
+        train("less", objective="mlm", steps=1, model=two)

@@ -11,7 +11,8 @@ NUM_SPECIAL = 3  # [CLS], [SEP], [SEP]
 MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
 PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LENGTH)
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "ltr+rtl"]
+NEXT_TOKEN = ("ltr", "ltr+rtl")  # objectives that mask nothing and predict every token of a row
 Masking = Literal["token", "word", "span"]
 PairRule = Literal["paper", "clean"]
 CHOICES = {"objective": Objective, "masking": Masking, "nsp_sampling": PairRule}
@@ -44,7 +45,7 @@ class ExampleSettings:
     """Share of the chosen tokens that become random pieces; the rest are left as they are."""
     objective: Objective = "mlm+nsp"
     """mlm+nsp: the paper's; mlm: full rows, no pairs (RoBERTa); mlm+sop: which of two segments
-    comes first (ALBERT); ltr: the next token, left to right."""
+    comes first (ALBERT); ltr: the next token, left to right; ltr+rtl: also right to left (ELMo)."""
     nsp_sampling: PairRule = "paper"
     """clean: a random B is of another document and does not begin like the true one, and a pair
     too long loses its outer ends only; paper: the original's procedure to the letter."""
@@ -65,7 +66,7 @@ class ExampleSettings:
                 "shares are at least 0 and at most 1 together"
             )
         unused: dict[str, str] = {}
-        if self.objective == "ltr":
+        if self.objective in NEXT_TOKEN:
             unused |= dict.fromkeys(MASK_SETTINGS, "masks nothing")
         if not self.has_pairs:
             unused |= dict.fromkeys(("nsp_sampling", "short_seq_prob"), "has no pairs")
@@ -102,7 +103,7 @@ class ExampleSettings:
         >>> ExampleSettings(max_length=128, objective="ltr").num_predictions
         127
         """
-        if self.objective == "ltr":
+        if self.objective in NEXT_TOKEN:
             return self.max_length - 1
         count = self.max_predictions_per_seq or max(
             1, round(self.max_length * self.mlm_probability)

@@ -3,8 +3,8 @@
     position (epoch e, index i)
       -> permutation of the epoch's rows              rng.py       constant memory
       -> pair of segments, found by the pair index    pairs.py     one pass over the index per epoch
-         or a packed row                              `EpochRows`  (mlm, ltr)
-      -> positions masked, or (ltr) the next tokens   masking.py
+         or a packed row                              `EpochRows`  (mlm, ltr, ltr+rtl)
+      -> positions masked, or (ltr...) the next tokens   masking.py
 
 Nothing is stored and no state moves: to resume is to ask for the next position.
 
@@ -38,7 +38,7 @@ from bertsmith.corpus.examples.rng import (
     permutation,
     seed_key,
 )
-from bertsmith.corpus.examples.settings import NUM_SPECIAL, ExampleSettings
+from bertsmith.corpus.examples.settings import NEXT_TOKEN, NUM_SPECIAL, ExampleSettings
 from bertsmith.corpus.store.store import Section, Split, by_number, check_capacity
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
@@ -132,7 +132,7 @@ class PretrainingStream:
             part = batch.rows(filled, filled + count)
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
-        if self.settings.objective == "ltr":
+        if self.settings.objective in NEXT_TOKEN:
             # each token at the position before it, but the [SEP] at which a row happens to end
             batch.masked_labels[:] = batch.input_ids[:, 1:]
             positions = np.arange(batch.masked_labels.shape[1])

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 from bertsmith.experiments.lineage.settings import RNNShape
 from bertsmith.model.kernels.elementwise import Dropout
-from bertsmith.model.recurrent import GRU, LSTM, reversed_order
+from bertsmith.model.recurrent import GRU, LSTM
+from bertsmith.model.variants import reversal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ class StackedTranslator(RecurrentTranslator):
     def words(self, source_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Any]:
         """Embeddings [S, B, E] in the order of reading; the index of the last word's states."""
         if self.config.reversed_source:
-            order_BS = reversed_order(lengths_B, source_BS.shape[1])
+            order_BS = reversal(lengths_B, source_BS.shape[1])
             source_BS = source_BS.gather(1, order_BS)
         rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
         return self.dropout(self.source(source_BS.t())), (lengths_B.long() - 1, rows_B)

@@ -64,6 +64,8 @@ def why_not(config: ModelConfig, precision: str) -> str | None:
         return f"a model of the family {config.family}"
     if config.pre_norm or config.gated or config.causal:
         return "its layers are not the paper's"
+    if config.bilstm:
+        return "an LSTM reads its states"
     sizes = (config.hidden_size, config.intermediate_size, config.hidden_size // config.num_heads)
     if any(size % COLUMNS for size in sizes):
         return f"its sizes are no multiples of {COLUMNS}"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
 from bertsmith.inference.engines.processor import OnBatch, Processor
+from bertsmith.model.directions import encoders
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
 from bertsmith.training.engine import Engine
@@ -92,11 +93,15 @@ class TorchModel:
         That is after the embeddings' LayerNorm: before it the product is nearly nothing, since
         LayerNorm does not see the size of its input.
         """
-        with self.hooking, kept_outputs([self.model.encoder.embeddings]) as inputs:
+        read = [one.embeddings for one in encoders(self.model.encoder)]
+        with self.hooking, kept_outputs(read) as inputs:
             outputs_1K = self.model(*self._alone(row), None)
         explained = (outputs_1K @ torch.from_numpy(weights).to(outputs_1K.device)).sum()
-        (gradient_1TH,) = torch.autograd.grad(explained, inputs)
-        return (gradient_1TH * inputs[0]).sum(dim=2)[0].detach().cpu().numpy()
+        gradients = torch.autograd.grad(explained, inputs)
+        own_T, *backwards = ((x * d).sum(2)[0] for x, d in zip(inputs, gradients, strict=True))
+        for other_T in backwards:
+            own_T = own_T + other_T.flip(0)
+        return own_T.detach().cpu().numpy()
 
     def attention_probabilities(self, row: Features) -> list[np.ndarray]:
         """Those of each layer, [A, T, T] of one row, in float32: again from queries and keys, for

@@ -108,9 +108,11 @@ def find_subject(predictor: Predictor, dev: Path | None) -> Subject:
 
     Errors: ValueError for a model that has no graph here, or data that cannot be read.
     """
-    kind = model_kind(predictor.folder)
-    if kind == "FrozenTagger":
+    kind, config = model_kind(predictor.folder), predictor.config
+    if kind == "FrozenTagger" or config.bilstm:
         raise ValueError(f"{predictor.folder}: an LSTM reads its layers: that is not exported")
+    if config.directions == 2:
+        raise ValueError(f"{predictor.folder}: it reads in two directions: that is not exported")
     head = HEADS.get(kind, "encoder")
     if head in ("encoder", "masked-lm"):
         return _with_texts(predictor, head, dev)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, remove_leftovers
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.directions import AnyEncoder
 from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.tagging.features import TagFeatures
@@ -21,7 +21,7 @@ from bertsmith.training.replicas import computed, row_batches
 
 
 def word_states(
-    encoder: Encoder,
+    encoder: AnyEncoder,
     features: TagFeatures,
     path: Path,
     engine: Engine,
@@ -60,7 +60,7 @@ def word_states(
 
 
 def states_at(
-    encoder: Encoder,
+    encoder: AnyEncoder,
     features: Features,
     places: np.ndarray,
     layers: Sequence[int],
@@ -111,7 +111,7 @@ def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> 
 
 
 def sentence_vectors(
-    encoder: Encoder,
+    encoder: AnyEncoder,
     features: Features,
     engine: Engine,
     pool: Pool = "mean",

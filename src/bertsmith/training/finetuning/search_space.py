@@ -27,6 +27,7 @@ NOT_SEARCHED = (
     "metric",
     "max_retries",
     "freeze_encoder",
+    "bilstm",
 )
 
 

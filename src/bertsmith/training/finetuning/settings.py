@@ -77,6 +77,8 @@ class ModelSettings:
 
     reinit_layers: Annotated[int, NotNegative, Advanced] = 0
     """So many top layers (and the pooler) start from random weights."""
+    bilstm: bool = False
+    """A new BiLSTM of the model's width reads its states, and the head reads the BiLSTM's."""
     freeze_encoder: bool = False
     """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
 
@@ -160,6 +162,8 @@ class FinetuneSettings(
                 "`freeze_encoder`: the model's layers do not learn: leave `reinit_layers` and "
                 "`layer_decay` out"
             )
+        if self.freeze_encoder and self.bilstm:
+            raise ValueError("`freeze_encoder` has an LSTM of its own: leave `bilstm` out")
         if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
                 "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0` out"

@@ -16,9 +16,9 @@ from bertsmith.checkpoints.config_json import label_names as stored_names
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
 from bertsmith.checkpoints.model_folder import TASK_CLASSES, load_model
 from bertsmith.checkpoints.reading import load_tokenizer
-from bertsmith.model.heads import TaskModel
+from bertsmith.model.directions import encoders
+from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.model.initialization import initialize
-from bertsmith.model.recurrent import FrozenTagger
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.task import TASKS, Task
@@ -40,7 +40,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, b
 from bertsmith.training.finetuning.task_types.losses import Objective
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, TrainingState
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.optimizers import READER_RATE, build_optimizer
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,10 @@ class InitialModel:
         Errors: ValueError when more layers are to be fresh than there are.
         """
         generator = torch.Generator().manual_seed(seed)
-        dropout: dict[str, Any] = {
-            "dropout": settings.dropout,
-            "attention_dropout": settings.attention_dropout,
-        }
-        config = replace(read_config(self.folder), **dropout)
+        names = "dropout", "attention_dropout", "bilstm"
+        changes: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        there = read_config(self.folder)
+        config = replace(there, **changes)
         if settings.reinit_layers > config.num_layers:
             raise ValueError(
                 f"`reinit_layers={settings.reinit_layers}`: the model has {config.num_layers}"
@@ -88,12 +87,19 @@ class InitialModel:
             # own files name their classes, GLUE numbers them
             and (earlier == task or not {earlier, task} <= TASKS.keys())
         )
-        how: dict[str, Any] = {"keep_head": same_classes, "generator": generator, **dropout}
-        loaded = load_model(self.folder, head, num_outputs=num_outputs, **how)
+        loaded = load_model(
+            self.folder,
+            head,
+            num_outputs=num_outputs,
+            keep_head=same_classes and config.bilstm == there.bilstm,
+            generator=generator,
+            **changes,
+        )
         model = loaded.model
         if scaler and "classifier.weight" not in loaded.missing:
             scaler.transform(model)
-        fresh = list(model.encoder.layers[config.num_layers - settings.reinit_layers :])
+        first = config.num_layers - settings.reinit_layers
+        fresh = [layer for one in encoders(model.encoder) for layer in one.layers[first:]]
         if fresh and (pooler := getattr(model, "pooler", None)):
             fresh.append(pooler)
         for module in fresh:
@@ -200,7 +206,7 @@ class Trainer:
 
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
-        width = read_config(self.start.folder).hidden_size
+        width = read_config(self.start.folder).one_direction.hidden_size
         return settings.with_defaults(
             len(self.train.unit_lengths), width, self.task_type.default_batch
         )
@@ -265,7 +271,8 @@ class Trainer:
             self.task_type, model, train, batches, best, objective, engine, self.teacher
         )
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
-        optimizer = build_optimizer(model, *how, layer_decay=settings.layer_decay)
+        rates = settings.layer_decay, READER_RATE if settings.bilstm else 1.0
+        optimizer = build_optimizer(model, *how, *rates)
         if checkpoint:
             checkpoint.restore(model, optimizer, best.resume)
         steps = settings.epochs * batches.per_epoch

@@ -37,6 +37,7 @@ TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # with one of them the sum over all los
 NOTES = {  # words of the progress line, those first that a narrow terminal shows
     "mlm_loss": "MLM loss {:.3f}",
     "ltr_loss": "LTR loss {:.3f}",
+    "rtl_loss": "RTL loss {:.3f}",
     "loss": "loss {:.3f}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "step": "step {:,}",

@@ -100,9 +100,14 @@ def describe_evaluation(figures: Mapping[str, float]) -> str:
         for kind in (name, *PAIR_NAMES.values())
         if f"{kind}_accuracy" in figures
     }
-    loss = f"held-out {name.upper()} loss {figures[f'{name}_loss']:.3f}{unigrams}"
-    correct = f"{accuracy.pop(name)} right"
-    return ", ".join([loss, correct, *(f"{kind.upper()} {x}" for kind, x in accuracy.items())])
+    shown = [
+        f"held-out {name.upper()} loss {figures[f'{name}_loss']:.3f}{unigrams}",
+        f"{accuracy.pop(name)} right",
+    ]
+    if "rtl_loss" in figures:
+        correct = f"{figures['rtl_accuracy']:.1%} right"
+        shown += [f"RTL loss {figures['rtl_loss']:.3f}", correct]
+    return ", ".join([*shown, *(f"{kind.upper()} {x}" for kind, x in accuracy.items())])
 
 
 def unigram_entropy(store: Corpus, stream: Stream, rows: int) -> float:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.settings import Objective
+from bertsmith.corpus.examples.settings import NEXT_TOKEN, Objective
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
@@ -27,7 +27,7 @@ def micro_arrays(
     """
     weights = batch.masked_weights[start:stop] > 0
     labels = np.where(weights, batch.masked_labels[start:stop], UNUSED).astype(np.int64)
-    if objective == "ltr":  # every position but the last of a row predicts: none is picked
+    if objective in NEXT_TOKEN:  # every position but the last of a row predicts: none is picked
         last = ((0, 0), (0, 1))
         weights, labels = np.pad(weights, last), np.pad(labels, last, constant_values=UNUSED)
     micro = {
@@ -38,7 +38,7 @@ def micro_arrays(
     }
     if not static:
         micro["masked"] = np.flatnonzero(weights)
-    if objective == "ltr":
+    if objective in NEXT_TOKEN:
         return micro
     micro["positions"] = batch.masked_positions[start:stop].astype(np.int64)
     if objective in PAIR_NAMES:
@@ -54,7 +54,8 @@ def pretraining_sums(
 ) -> dict[str, Tensor | float]:
     """Summed losses (nats), correct predictions and their number, by `losses` or the model's own.
 
-    "mlm_..." are those of the tokens and "nsp_..." those of the pairs, whatever the objective.
+    "mlm_..." are those of the tokens and "nsp_..." those of the pairs, whatever the objective;
+    "rtl_..." those of the tokens from the right where the model reads in two directions.
     """
     full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
     if engine.static_shapes and "next" in micro:
@@ -81,6 +82,8 @@ def pretraining_sums(
         logits, following = output.nsp_logits.float(), engine.tensor(micro["next"])
         sums["nsp_loss"] = F.cross_entropy(logits, following, reduction="sum")
         sums["nsp_right"] = (logits.argmax(1) == following).sum()
+    if output.rtl_loss is not None and output.rtl_right is not None:
+        sums |= {"rtl_loss": output.rtl_loss, "rtl_right": output.rtl_right}
     if output.bow_loss is not None:
         sums["bow_loss"] = output.bow_loss
         sums["words"] = float((micro["words"] != UNUSED).sum())
@@ -89,7 +92,7 @@ def pretraining_sums(
 
 def token_name(objective: Objective) -> str:
     """Prefix of the figures of predicted tokens."""
-    return "ltr" if objective == "ltr" else "mlm"
+    return "ltr" if objective in NEXT_TOKEN else "mlm"
 
 
 def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float]:
@@ -107,6 +110,9 @@ def named_figures(objective: Objective, sums: dict[str, Any]) -> dict[str, float
     if pair:
         figures[f"{pair}_loss"] = sums["nsp_loss"] / sums["rows"]
         figures[f"{pair}_accuracy"] = sums["nsp_right"] / sums["rows"]
+    if "rtl_loss" in sums:
+        figures["rtl_loss"] = sums["rtl_loss"] / sums["masked"]
+        figures["rtl_accuracy"] = sums["rtl_right"] / sums["masked"]
     if "words" in sums:
         figures["bow_loss"] = sums["bow_loss"] / sums["words"]
     return figures

@@ -19,7 +19,13 @@ from bertsmith.base.settings import (
     nearest,
     read_toml,
 )
-from bertsmith.corpus.examples.settings import ExampleSettings, Masking, Objective, PairRule
+from bertsmith.corpus.examples.settings import (
+    NEXT_TOKEN,
+    ExampleSettings,
+    Masking,
+    Objective,
+    PairRule,
+)
 from bertsmith.training.loop.schedule import Budget, warmup_share
 from bertsmith.training.settings import Machine, Optimization
 
@@ -58,7 +64,8 @@ class DataSettings:
 
     objective: Objective = "mlm+nsp"
     """mlm+nsp: the paper's; mlm: full rows, no pairs; mlm+sop: the order of two segments; ltr: the
-    next token, left to right."""
+    next token, left to right; ltr+rtl: two models of the size side by side, one in each direction,
+    with one token table (as in ELMo)."""
     bag_of_words: Annotated[float | None, NotNegative, Advanced] = None
     """Weight of the loss of [CLS], which predicts the tokens of its row in no order, so that it
     carries the text early. Default: 1 with pairs, else 0; the paper has 0."""
@@ -202,9 +209,10 @@ class PretrainSettings(
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.bag_of_words and self.objective == "ltr":
+        if self.bag_of_words and self.objective in NEXT_TOKEN:
             raise ValueError(
-                "`bag_of_words`: with objective ltr [CLS] sees no other token: leave it out"
+                f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
+                "tokens: leave it out"
             )
         if self.shard and self.optimizer not in ("adamw", "paper-adam"):
             raise ValueError(
@@ -371,9 +379,9 @@ def make_recipe(
 def _unused(recipe: PretrainSettings, changes: dict[str, Any], base_model: object) -> set[str]:
     """Settings of a recipe that `changes` or a model to start from make meaningless."""
     unused = set(SHAPE) if base_model else set()
-    if changes.get("objective") in ("mlm", "ltr"):
+    if changes.get("objective") in ("mlm", *NEXT_TOKEN):
         unused.add("nsp_sampling")
-    if changes.get("objective") == "ltr":
+    if changes.get("objective") in NEXT_TOKEN:
         unused |= {
             "mlm_probability",
             "masking",

@@ -19,8 +19,10 @@ from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
+from bertsmith.corpus.examples.settings import NEXT_TOKEN
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import RELATIVES, ModelConfig, config_for, training_flops
+from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
@@ -49,14 +51,17 @@ def model_config(
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
     pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
-    another objective than mlm with a relative of BERT.
+    another objective than mlm with a relative of BERT; for ltr+rtl with a model of one direction,
+    and for another objective with a model of two.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
         "dropout": settings.dropout,
         "attention_dropout": settings.attention_dropout,
-        "causal": settings.objective == "ltr",
+        "causal": settings.objective in NEXT_TOKEN,
+        "bilstm": False,
     }
+    directions = 2 if settings.objective == "ltr+rtl" else 1
     if folder is not None:
         _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
         config = read_config(folder)
@@ -69,6 +74,11 @@ def model_config(
             raise ValueError(
                 f"{folder}: {RELATIVES[config.family]} can learn only with `objective='mlm'`, not "
                 f"with {settings.objective}"
+            )
+        if config.directions != directions:
+            reads = {1: "in one direction, not in two", 2: "in two directions: use ltr+rtl"}
+            raise ValueError(
+                f"{folder}: `objective={settings.objective!r}`: it reads {reads[config.directions]}"
             )
         if settings.objective in PAIR_NAMES and config.type_vocab_size < 2:
             raise ValueError(
@@ -90,9 +100,10 @@ def model_config(
         pre_norm=settings.layer_norm == "pre",
         gated=settings.glu,
         pad_id=tokenizer.vocabulary.pad_id,
+        directions=directions,
         **changes,
     )
-    std = settings.initializer_range or 1 / math.sqrt(3 * config.hidden_size)
+    std = settings.initializer_range or 1 / math.sqrt(3 * config.one_direction.hidden_size)
     return replace(config, initializer_range=std)
 
 
@@ -112,7 +123,7 @@ def start_model(
     config = model_config(tokenizer, settings, folder)
     generator = torch.Generator().manual_seed(settings.seed)
     if folder is not None:
-        names = ("dropout", "attention_dropout", "causal")
+        names = ("dropout", "attention_dropout", "causal", "bilstm")
         changes = {name: getattr(config, name) for name in names}
         loaded = load_model(folder, PreTrainingModel, generator=generator, **changes)
         model = loaded.model
@@ -123,11 +134,13 @@ def start_model(
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
         if settings.init_scheme == "local":
-            local_start(model.encoder, config.initializer_range)
+            for encoder in encoders(model.encoder):
+                local_start(encoder, config.initializer_range)
             if counts is not None:
                 log_shares = np.log((counts + 1) / (counts + 1).sum())
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
-    model.encoder.activation_checkpointing = settings.activation_checkpointing
+    for encoder in encoders(model.encoder):
+        encoder.activation_checkpointing = settings.activation_checkpointing
     return model
 
 
@@ -210,6 +223,8 @@ class Pretraining:
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
         sums = pretraining_sums(model, micro, self.engine, self.compiled)
         loss: Any = sums["mlm_loss"] / counts["masked"]
+        if "rtl_loss" in sums:
+            loss = (loss + sums["rtl_loss"] / counts["masked"]) / 2
         if "nsp_loss" in sums:
             loss = loss + sums["nsp_loss"] / counts["rows"]
         if "bow_loss" in sums:
@@ -229,7 +244,7 @@ class Pretraining:
         predictions = round(batch.counts["masked"] / rows)
         words = int(self.settings.bow_weight > 0)  # [CLS] is one more prediction
         outputs = predictions + max(words, self.settings.objective in PAIR_NAMES)
-        if self.settings.objective == "ltr":
+        if self.settings.objective in NEXT_TOKEN:
             outputs = length
         return training_flops(self.model.config, rows, length, outputs, predictions + words)
 

@@ -164,7 +164,10 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
     first = tasks[0]
     if first.engine.precision == "float8":
         for task in tasks:
-            check_float8(task.model.config.hidden_size, task.rows_per_forward * task.phase.length)
+            check_float8(
+                task.model.config.one_direction.hidden_size,
+                task.rows_per_forward * task.phase.length,
+            )
     if not check_compile(setting, first.engine):
         return "off"
     if setting == "auto":

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import BareModel, load_model
-from bertsmith.model import lstm as tagger
-from bertsmith.model.heads import TokenClassifier
-from bertsmith.model.recurrent import FrozenTagger
+from bertsmith.model import heads
+from bertsmith.model.heads import FrozenTagger, TokenClassifier
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
@@ -205,7 +204,7 @@ def test_metrics_are_checked_by_name():
 
 
 def test_a_frozen_model_by_commands(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(tagger, "HIDDEN_SIZE", 32)  # for speed
+    monkeypatch.setattr(heads, "HIDDEN_SIZE", 32)  # for speed
     data, out = write_corpus(tmp_path / "data"), tmp_path / "run"
     words = ("--freeze-encoder", "--model", model_folder, "--data", data, "--out", out)
     settings = ("--epochs", 12, "--batch-size", 2, "--learning-rate", 1e-2, "--threads", 1)
