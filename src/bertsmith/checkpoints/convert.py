@@ -31,15 +31,14 @@ from bertsmith.checkpoints.model_folder import (
     write_google_model,
     write_model,
 )
-from bertsmith.checkpoints.names import REDUNDANT, spelled
+from bertsmith.checkpoints.names import REDUNDANT, TOKEN_EMBEDDING
 from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
-from bertsmith.checkpoints.tensors import read_tensors, write_tensors
+from bertsmith.checkpoints.tensors import as_spelled, read_tensors, write_tensors
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.lstm import FrozenTagger
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
-TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
 POSITION_EMBEDDING = "bert.embeddings.position_embeddings.weight"
 OUTPUT_BIAS = "cls.predictions.bias"
 MULTIPLE = 64  # rows of a matrix product that suits all processors
@@ -224,8 +223,7 @@ def rewrite_folder(
         described = read_stored_config(source) | entries
         write_json(temporary / CONFIG_FILE, described)
         architecture = (described.get("architectures") or [""])[0]
-        named = {spelled(name, architecture): tensor for name, tensor in tensors.items()}
-        write_tensors(temporary / WEIGHTS, named)
+        write_tensors(temporary / WEIGHTS, as_spelled(tensors, architecture))
 
 
 @contextmanager

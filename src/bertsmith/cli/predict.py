@@ -351,7 +351,7 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.processor.of_torch()
-    stream = eval_stream(store, vocabulary, phase.length, settings.objective)
+    stream = eval_stream(store, vocabulary, phase.length, settings)
     rows = num_rows(stream, 4 * settings.eval_rows)
     at_once = rows_per_forward(settings, phase, engine, loaded.model.config)
     metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)

@@ -35,6 +35,11 @@ class Pooler(nn.Module):
         return self.activation(self.dense(cls_BH))
 
 
+def pooler(config: ModelConfig) -> nn.Module:
+    """The pooler; a GPT's heads read the last layer itself (Radford et al. 2018)."""
+    return nn.Identity() if config.family == "gpt" else Pooler(config)
+
+
 class BareModel(nn.Module):
     """Encoder and pooler without a head: BertModel of transformers."""
 
@@ -42,7 +47,7 @@ class BareModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.pooler = Pooler(config)
+        self.pooler = pooler(config)
 
 
 class MaskedLMHead(nn.Module):
@@ -61,6 +66,21 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
         return F.linear(self.transform(hidden_NH), token_embedding_VH, self.bias)  # [N, V]
+
+
+class TiedHead(nn.Module):
+    """GPT's: the last layer times the token table, without transform; its bias stays 0."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(config.vocab_size), persistent=False)
+
+    def transform(self, hidden_NH: Tensor) -> Tensor:
+        return hidden_NH
+
+    def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
+        return F.linear(hidden_NH, token_embedding_VH)  # [N, V]
 
 
 class ReplacedTokenHead(nn.Module):
@@ -120,7 +140,7 @@ class PreTrainingModel(BareModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.mlm = MaskedLMHead(config)
+        self.mlm = TiedHead(config) if config.family == "gpt" else MaskedLMHead(config)
         self.nsp = nn.Linear(config.hidden_size, 2)
 
     def forward(
@@ -186,6 +206,46 @@ class TaskModel(nn.Module):
         self.num_outputs = num_outputs
         self.encoder = Encoder(config)
 
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """The head's outputs; those at padding mean nothing."""
+        positions_BQ = self.positions(ids_BS, lengths_B)
+        return self.head(self.encoder(ids_BS, types_BS, lengths_B, positions_BQ))
+
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
+        """The positions [B, Q] whose states the head reads; None: all of them."""
+        return None
+
+    def head(self, hidden_BQH: Tensor) -> Tensor:
+        """States at these positions -> outputs."""
+        raise NotImplementedError
+
+    def with_next_tokens(
+        self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs as of `forward`, and the language-model loss of a GPT (Radford et al. 2018, 3.2).
+
+        That is the mean over a row's tokens after its first, in nats, summed over the rows.
+        """
+        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
+        read_BQH, positions_BQ = hidden_BSH, self.positions(ids_BS, lengths_B)
+        if positions_BQ is not None:
+            places = positions_BQ[:, :, None].expand(-1, -1, hidden_BSH.shape[2])
+            read_BQH = hidden_BSH.gather(1, places)
+        if lengths_B is None:
+            lengths_B = ids_BS.new_full((len(ids_BS),), ids_BS.shape[1])
+        columns = torch.arange(ids_BS.shape[1] - 1, device=ids_BS.device)
+        is_read = columns < lengths_B[:, None] - 1
+        weights = (is_read / (lengths_B[:, None] - 1))[is_read]
+        table_VH = self.encoder.embeddings.token.weight
+        loss, _ = masked_lm_loss(
+            hidden_BSH[:, :-1][is_read],
+            table_VH,
+            table_VH.new_zeros(len(table_VH)),
+            ids_BS[:, 1:][is_read].long(),
+            weights,
+        )
+        return self.head(read_BQH), loss
+
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; see `training_flops`."""
         return training_flops(self.config, rows, length, outputs=1, predictions=0)
@@ -196,17 +256,16 @@ class SequenceClassifier(TaskModel):
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
-        self.pooler = Pooler(config)
+        self.pooler = pooler(config)
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """Logits [B, K]; the last layer runs at the token that is read alone."""
-        read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
-        if self.config.causal:  # the last token, which alone sees all others, as in GPT
-            lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
-            read_B1 = read_B1 + lengths - 1
-        hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """[CLS], [B, 1]; of a causal model the last token, which alone sees all others."""
+        return last_or_first(self.config.causal, ids_BS, lengths_B)
+
+    def head(self, hidden_B1H: Tensor) -> Tensor:
+        """Logits [B, K]."""
         pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
@@ -229,9 +288,9 @@ class TokenClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    def head(self, hidden_BSH: Tensor) -> Tensor:
         """Logits [B, S, K]; those at padding mean nothing."""
-        return self.classifier(self.dropout(self.encoder(ids_BS, types_BS, lengths_B)))
+        return self.classifier(self.dropout(hidden_BSH))
 
 
 class SpanPredictor(TaskModel):
@@ -242,6 +301,21 @@ class SpanPredictor(TaskModel):
         super().__init__(config, num_outputs)
         self.span = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
+        """All; a GPT's last in place of the first, where "no answer" stands: it alone sees all."""
+        if self.config.family != "gpt":
+            return None
+        places_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand(len(ids_BS), -1)
+        return torch.cat([last_or_first(True, ids_BS, lengths_B), places_BS[:, 1:]], dim=1)
+
+    def head(self, hidden_BSH: Tensor) -> Tensor:
         """Logits of start and end [B, S, 2]; those at padding mean nothing."""
-        return self.span(self.encoder(ids_BS, types_BS, lengths_B))
+        return self.span(hidden_BSH)
+
+
+def last_or_first(is_last: bool, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """The position of each row's last token, or of its first, int64 [B, 1]."""
+    first_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
+    if not is_last:
+        return first_B1
+    return first_B1 + (ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]) - 1

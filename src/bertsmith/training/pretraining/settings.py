@@ -27,6 +27,7 @@ BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup_ratio", "warmup_steps")  # at most one of these
 SECOND_PHASE = ("phase2_ratio", "phase2_batch_size")  # nothing without phase2_length
 SHAPE = {
+    "architecture",
     "size",
     "init_scheme",
     "activation",
@@ -94,6 +95,8 @@ class DataSettings:
 class ModelSettings:
     """A new model."""
 
+    architecture: Literal["bert", "gpt"] = "bert"
+    """gpt: that of Radford et al. 2018, with objective ltr; its weights start at random."""
     size: str = "tiny"
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
     activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"
@@ -202,6 +205,10 @@ class PretrainSettings(
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.architecture == "gpt" and self.objective != "ltr":
+            raise ValueError(
+                f"`objective={self.objective!r}`: a GPT reads from left to right: `objective='ltr'`"
+            )
         if self.bag_of_words and self.objective == "ltr":
             raise ValueError(
                 "`bag_of_words`: with objective ltr [CLS] sees no other token: leave it out"
@@ -265,7 +272,11 @@ class PretrainSettings(
             and self.max_predictions_per_seq * length // self.max_length
         )
         return ExampleSettings(
-            length, max_predictions_per_seq=predictions, nsp_sampling=self.pair_rule, **values
+            length,
+            max_predictions_per_seq=predictions,
+            nsp_sampling=self.pair_rule,
+            bare=self.architecture == "gpt",
+            **values,
         )
 
     @property
