@@ -113,8 +113,13 @@ def extend_model(
     A new row of the token embedding is the mean of the rows of its old pieces; its output bias is
     that of `new_biases`. A number of rows that is a multiple of 64 stays one: the rows that fill it
     up are copies of [PAD], which is never predicted, and their pieces [unused] ones, as are those
-    of old rows without a piece. All else stays.
+    of old rows without a piece. All else stays. Errors: ValueError for a GPT.
     """
+    if read_config(source).family == "gpt":
+        raise ValueError(
+            f"{source}: the vocabulary of a GPT is not extended: its last pieces are "
+            "those that stand around texts"
+        )
     tokenizer = whole_tokenizer(source)
     old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
     size = num_rows + len(additions)

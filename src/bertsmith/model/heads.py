@@ -215,8 +215,8 @@ class TaskModel(nn.Module):
         """The positions [B, Q] whose states the head reads; None: all of them."""
         return None
 
-    def head(self, hidden_BQH: Tensor) -> Tensor:
-        """States at these positions -> outputs."""
+    def head(self, hidden: Tensor) -> Tensor:
+        """States at these positions [B, Q, H] -> outputs."""
         raise NotImplementedError
 
     def with_next_tokens(
@@ -264,9 +264,9 @@ class SequenceClassifier(TaskModel):
         """[CLS], [B, 1]; of a causal model the last token, which alone sees all others."""
         return last_or_first(self.config.causal, ids_BS, lengths_B)
 
-    def head(self, hidden_B1H: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, K]."""
-        pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
+        pooled_BH = self.dropout(self.pooler(hidden[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
         # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005
@@ -288,9 +288,9 @@ class TokenClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def head(self, hidden_BSH: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, S, K]; those at padding mean nothing."""
-        return self.classifier(self.dropout(hidden_BSH))
+        return self.classifier(self.dropout(hidden))
 
 
 class SpanPredictor(TaskModel):
@@ -308,9 +308,9 @@ class SpanPredictor(TaskModel):
         places_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand(len(ids_BS), -1)
         return torch.cat([last_or_first(True, ids_BS, lengths_B), places_BS[:, 1:]], dim=1)
 
-    def head(self, hidden_BSH: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits of start and end [B, S, 2]; those at padding mean nothing."""
-        return self.span(hidden_BSH)
+        return self.span(hidden)
 
 
 def last_or_first(is_last: bool, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:

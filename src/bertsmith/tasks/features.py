@@ -237,7 +237,8 @@ def text_rows(
         sides = zip(texts, pairs, strict=True)
         both = [pair for one, other in sides for pair in ((one, other), (other, one))]
         one_order = replace(encoding, both_orders="off")
-        found = text_rows(tokenizer, *map(list, zip(*both, strict=True)), one_order, offsets)
+        first, second = ([pair[side] for pair in both] for side in (0, 1))
+        found = text_rows(tokenizer, first, second, one_order, offsets)
         return found._replace(is_cut=found.is_cut[::2], orders=2)
     if encoding.long_texts == "cut":
         rows = tokenizer.rows(texts, pairs, max_length=encoding.max_length, offsets=offsets)

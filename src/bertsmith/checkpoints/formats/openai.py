@@ -105,7 +105,7 @@ def openai_tensors(folder: Path) -> dict[str, np.ndarray]:
 
 def _mapped(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: truncated or damaged: copy or download it again") from error
     if array.ndim != 1 or array.dtype != np.float32:
