@@ -111,6 +111,8 @@ def find_subject(predictor: Predictor, dev: Path | None) -> Subject:
     kind = model_kind(predictor.folder)
     if kind == "FrozenTagger":
         raise ValueError(f"{predictor.folder}: an LSTM reads its layers: that is not exported")
+    if predictor.config.family == "gpt":
+        raise ValueError(f"{predictor.folder}: a GPT is not exported: PyTorch answers")
     head = HEADS.get(kind, "encoder")
     if head in ("encoder", "masked-lm"):
         return _with_texts(predictor, head, dev)

@@ -31,7 +31,7 @@ from bertsmith.text.tokenizer.files import (
 from bertsmith.text.tokenizer.normalize import GOOGLE_UNCASED
 from bertsmith.text.tokenizer.rows import Encoded
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.text.tokenizer.wordpiece import SURROGATE, Vocabulary
+from bertsmith.text.tokenizer.wordpiece import BORDERS, SURROGATE, Vocabulary
 
 UNKNOWN, END = "<unk>", "</w>"
 FILES = ("vocab.json", "merges.txt"), ("encoder_bpe_40000.json", "vocab_40000.bpe")
@@ -109,8 +109,8 @@ class BytePairTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Join the pieces, with spaces between words."""
-        pieces = self._pieces_of(ids)
-        return "".join(piece.replace(END, " ") for piece in pieces).removesuffix(" ")
+        pieces = (piece + END * (piece in BORDERS) for piece in self._pieces_of(ids))
+        return "".join(pieces).replace(END, " ").removesuffix(" ")
 
     @cached_property
     def _library(self) -> Any:
