@@ -101,7 +101,7 @@ def test_another_tokenizer_of_byte_pairs_is_named(change, message, tokenizer, tm
 def test_merges_of_unknown_pieces_are_named(tmp_path):
     (tmp_path / "vocab.json").write_text('{"<unk>": 0, "a": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\nb c\n")
-    with pytest.raises(ValueError, match=r"merges.txt: merges that do not fit the pieces"):
+    with pytest.raises(ValueError, match=r"merges.txt: merge 1, 'b' and 'c': not all are pieces"):
         BytePairTokenizer.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="2 pieces lacks <unk>"):
         BytePairVocabulary(["a", "b"])

@@ -54,6 +54,8 @@ class BytePairVocabulary(Vocabulary):
 class BytePairTokenizer(Tokenizer):
     """Cuts texts as transformers' OpenAIGPTTokenizer does, with offsets in the text as given.
 
+    Errors: ValueError for a merge of what is no piece.
+
     >>> pieces = ["<unk>", "l", "o", "w</w>", "lo", "low</w>"]
     >>> merges = [("l", "o"), ("lo", "w</w>")]
     >>> BytePairTokenizer(BytePairVocabulary(pieces), merges).tokenize("Low ol")
@@ -63,6 +65,9 @@ class BytePairTokenizer(Tokenizer):
     def __init__(self, vocabulary: BytePairVocabulary, merges: Sequence[tuple[str, str]]) -> None:
         self.vocabulary, self.normalization = vocabulary, GOOGLE_UNCASED
         self.merges = tuple(merges)
+        for number, (first, second) in enumerate(self.merges, 1):
+            if not {first, second, first + second} <= vocabulary.ids.keys():
+                raise ValueError(f"merge {number}, {first!r} and {second!r}: not all are pieces")
         settings = [vocabulary.fingerprint, self.merges]
         self.fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
@@ -85,11 +90,9 @@ class BytePairTokenizer(Tokenizer):
             pieces = numbered_pieces(read_json_object(vocabulary), vocabulary)
             merges = _read_merges(path)
         try:
-            tokenizer = cls(BytePairVocabulary(pieces), merges)
-            _ = tokenizer._library
+            return cls(BytePairVocabulary(pieces), merges)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        return tokenizer
 
     def save(
         self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH, token_types: bool = True
@@ -114,19 +117,16 @@ class BytePairTokenizer(Tokenizer):
 
     @cached_property
     def _library(self) -> Any:
-        """The tokenizer of the package. Errors: ValueError for merges of unknown pieces."""
+        """The tokenizer of the package."""
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-        try:
-            model = models.BPE(
-                vocab=self.vocabulary.ids,
-                merges=list(self.merges),
-                unk_token=UNKNOWN,
-                end_of_word_suffix=END,
-            )
-        except Exception as error:  # the package has no kinds of them
-            raise ValueError(f"merges that do not fit the pieces ({error})") from error
+        model = models.BPE(
+            vocab=self.vocabulary.ids,
+            merges=list(self.merges),
+            unk_token=UNKNOWN,
+            end_of_word_suffix=END,
+        )
         made = Library(model)
         made.normalizer = normalizers.BertNormalizer(lowercase=True)
         made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

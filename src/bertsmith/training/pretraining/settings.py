@@ -95,7 +95,7 @@ class DataSettings:
 class ModelSettings:
     """A new model."""
 
-    architecture: Literal["bert", "gpt"] = "bert"
+    architecture: Annotated[Literal["bert", "gpt"], Advanced] = "bert"
     """gpt: that of Radford et al. 2018, with objective ltr; its weights start at random."""
     size: str = "tiny"
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
