@@ -169,8 +169,9 @@ def rolled_out(layers: Sequence[np.ndarray]) -> np.ndarray:
 
 def _one_row(features: Features, method: Method) -> Features:
     if len(features) > 1:
+        rows = "windows" if features.orders == 1 else "orders"
         raise ValueError(
-            f"the text is read in {len(features)} rows, which `method={method!r}` cannot join: "
+            f"the text is read in {len(features)} {rows}, which `method={method!r}` cannot join: "
             "explain a part of it, or use `method='occlusion'`"
         )
     return features
