@@ -93,6 +93,7 @@ def test_finetuning(capsys):
     Path("news.conll").write_text("West I-ORG\n\nlost O\n\nRome I-LOC\nwon O\n", encoding="utf-8")
     Path("titles.txt").write_text("One title\nAnother\n", encoding="utf-8")
     assert run_page("how-to/finetune.md", capsys) == 4
+    assert run_page("how-to/gpt.md", capsys) == 2
     assert run_page("how-to/search.md", capsys) == 1
     assert run_page("how-to/reports.md", capsys) == 3
     assert run_page("how-to/explain.md", capsys) == 2

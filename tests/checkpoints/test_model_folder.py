@@ -243,7 +243,7 @@ def test_a_truncated_file_is_named(folder, length):
     [
         (
             {"model_type": "roberta"},
-            "config.json: model_type 'roberta': bertsmith opens only bert, electra, distilbert and",
+            "config.json: model_type 'roberta': bertsmith opens only bert, electra, dist",
         ),
         ({"model_type": ["bert"]}, "config.json: model_type .* bertsmith opens only"),
         ({"position_embedding_type": "relative_key"}, "'relative_key': bertsmith has only"),

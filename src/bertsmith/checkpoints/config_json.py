@@ -15,6 +15,7 @@ from typing import Any
 from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
 from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
+from bertsmith.checkpoints.formats.openai import SHAPES, openai_config
 from bertsmith.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -34,7 +35,8 @@ BERT_NAMES = {  # ours: as config.json calls it
     "pad_id": "pad_token_id",
     "causal": "is_decoder",
 }
-CONFIG_NAMES = {  # of each model_type of transformers
+MODEL_TYPES = {"gpt": "openai-gpt"}  # of transformers, where it is not our family's name
+CONFIG_NAMES = {  # of each family
     "bert": BERT_NAMES,
     "electra": {
         **{ours: theirs for ours, theirs in BERT_NAMES.items() if ours != "causal"},
@@ -53,20 +55,42 @@ CONFIG_NAMES = {  # of each model_type of transformers
         "initializer_range": "initializer_range",
         "pad_id": "pad_token_id",
     },
+    "gpt": {
+        "vocab_size": "vocab_size",
+        "hidden_size": "n_embd",
+        "num_layers": "n_layer",
+        "num_heads": "n_head",
+        "max_positions": "n_positions",
+        "dropout": "resid_pdrop",
+        "attention_dropout": "attn_pdrop",
+        "activation": "afn",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "initializer_range": "initializer_range",
+        "pad_id": "pad_token_id",
+    },
 }
-CLASS_PREFIX = {"bert": "Bert", "distilbert": "DistilBert", "electra": "Electra"}
+CLASS_PREFIX = {
+    "bert": "Bert",
+    "distilbert": "DistilBert",
+    "electra": "Electra",
+    "gpt": "OpenAIGPT",
+}
 DEFAULTS: dict[str, dict[str, Any]] = {  # of theirs, where ours are others
     "bert": {},
     "electra": {
         **{"embedding_size": 128, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024}
     },
     "distilbert": {"num_layers": 6, "type_vocab_size": 0},
+    "gpt": {"type_vocab_size": 0, "causal": True, "layer_norm_eps": 1e-5},
 }
+ABSOLUTE = {"position_embedding_type": "absolute"}
+RELATIVE = ABSOLUTE | {"is_decoder": False, "summary_use_proj": True}
 ONLY = {  # what transformers can compute otherwise, and bertsmith in one way alone
-    "position_embedding_type": "absolute",
-    "summary_type": "first",  # the vector that ELECTRA's choice of options reads
-    "summary_activation": "gelu",
-    "summary_use_proj": True,
+    "bert": ABSOLUTE,
+    "distilbert": RELATIVE,
+    # the vector that the choice of options reads
+    "electra": RELATIVE | {"summary_type": "first", "summary_activation": "gelu"},
+    "gpt": RELATIVE | {"summary_type": "cls_index", "summary_activation": None},
 }
 ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we write the first
     "gelu": "gelu",
@@ -74,7 +98,8 @@ ACTIVATIONS = {  # as config.json calls it: ours; of several names for one we wr
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
 }
-KINDS = {  # architecture: our class of model/heads.py, or recurrent.py
+GPT_ACTIVATIONS = {"gelu": "gelu_tanh"}  # transformers' OpenAIGPT calls the approximation so
+KINDS = {  # architecture: our class of model/heads.py
     "BertForPreTraining": "PreTrainingModel",
     "BertForMaskedLM": "PreTrainingModel",  # without pooler and next-sentence head
     "BertLMHeadModel": "PreTrainingModel",  # the same of a causal model
@@ -85,7 +110,10 @@ KINDS = {  # architecture: our class of model/heads.py, or recurrent.py
     "BertForQuestionAnswering": "SpanPredictor",
     "BertModel": "BareModel",
     "ElectraForPreTraining": "ReplacedTokenDetector",
+    "OpenAIGPTForSequenceClassification": "BareModel",  # of texts without start and extract
+    "OpenAIGPTDoubleHeadsModel": "OptionScorer",
 }  # of the others there is one of each `CLASS_PREFIX`
+OTHER_CLASSES = {"OpenAIGPTForMultipleChoice": "OpenAIGPTDoubleHeadsModel"}  # by our rule: theirs
 TASK_KINDS = (
     *("SequenceClassifier", "OptionScorer", "TokenClassifier", "FrozenTagger", "SpanPredictor"),
 )
@@ -104,14 +132,27 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
     entries = {theirs: getattr(config, ours) for ours, theirs in names.items()}
     if "embedding_size" in names:
         entries["embedding_size"] = config.table_size
-    activation = next(name for name, ours in ACTIVATIONS.items() if ours == config.activation)
-    entries[names["activation"]] = activation
-    return entries | {"model_type": config.family, "tie_word_embeddings": True}
+    known = activations(config.family).items()
+    entries[names["activation"]] = next(name for name, ours in known if ours == config.activation)
+    if config.family == "gpt":
+        entries["embd_pdrop"] = config.dropout
+    model_type = MODEL_TYPES.get(config.family, config.family)
+    return entries | {"model_type": model_type, "tie_word_embeddings": True}
+
+
+def activations(family: str) -> dict[str, str]:
+    """The names of activations in a config.json, each with ours."""
+    if family == "gpt":
+        return GPT_ACTIVATIONS
+    # all heads of ELECTRA have the exact GELU, whatever the layers have
+    exact = {theirs: ours for theirs, ours in ACTIVATIONS.items() if ours == "gelu"}
+    return exact if family == "electra" else ACTIVATIONS
 
 
 def config_path(folder: Path) -> Path:
-    """config.json, or Google's bert_config.json. Errors: ValueError for a folder with neither."""
-    for path in (folder / CONFIG_FILE, folder / GOOGLE_CONFIG):
+    """config.json, Google's bert_config.json or OpenAI's list of shapes. Errors: ValueError for a
+    folder without one."""
+    for path in (folder / CONFIG_FILE, folder / GOOGLE_CONFIG, folder / SHAPES):
         if path.exists():
             return path
     if any(folder.glob("*.ckpt*")):
@@ -123,8 +164,11 @@ def config_path(folder: Path) -> Path:
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is, Google's as if it were one. Errors: ValueError that names the file."""
+    """config.json as it is, Google's and OpenAI's as if they were one. Errors: ValueError that
+    names the file."""
     path = config_path(folder)
+    if path.name == SHAPES:
+        return openai_config(folder)
     return google_config(folder) if path.name == GOOGLE_CONFIG else read_json_object(path)
 
 
@@ -133,11 +177,12 @@ def read_config(folder: Path) -> ModelConfig:
     stored = read_stored_config(folder)
     path = config_path(folder)
     model_type = stored.get("model_type", "bert")
-    if model_type != OWN_TYPE and model_type not in list(CONFIG_NAMES):  # any JSON value
-        known = f"bertsmith opens only {', '.join(CONFIG_NAMES)} and {OWN_TYPE}"
+    families = {MODEL_TYPES.get(family, family): family for family in CONFIG_NAMES}
+    if model_type not in [OWN_TYPE, *families]:  # any JSON value
+        known = f"bertsmith opens only {', '.join(families)} and {OWN_TYPE}"
         raise ValueError(f"{path}: model_type '{model_type}': {known}")
     is_own = model_type == OWN_TYPE
-    values = stored.get(OWN_SETTINGS) if is_own else _values(path, model_type, stored)
+    values = stored.get(OWN_SETTINGS) if is_own else _values(path, families[model_type], stored)
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     try:
@@ -146,20 +191,20 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{folder}: {error}") from error
 
 
-def _values(path: Path, model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
-    for name, only in (ONLY if model_type == "bert" else ONLY | {"is_decoder": False}).items():
+def _values(path: Path, family: str, stored: dict[str, Any]) -> dict[str, Any]:
+    for name, only in ONLY[family].items():
         if (value := stored.get(name, only)) != only:
             raise ValueError(f"{path}: {name} '{value}': bertsmith has only '{only}'")
-    names = CONFIG_NAMES[model_type]
+    names, known = CONFIG_NAMES[family], activations(family)
     activation = str(stored.get(names["activation"], "gelu"))
-    # all heads of ELECTRA have the exact GELU, whatever the layers have
-    known = [name for name in ACTIVATIONS if model_type != "electra" or ACTIVATIONS[name] == "gelu"]
     if activation not in known:
         only = ", ".join(known)
         raise ValueError(f"{path}: {names['activation']} '{activation}': bertsmith has only {only}")
-    values = DEFAULTS[model_type] | {"family": model_type}
+    values = DEFAULTS[family] | {"family": family}
     values |= {ours: stored[name] for ours, name in names.items() if name in stored}
-    values["activation"] = ACTIVATIONS[activation]
+    values["activation"] = known[activation]
+    if family == "gpt" and isinstance(size := values.get("hidden_size", 768), int):
+        values["intermediate_size"] = 4 * size
     if values.get("pad_id", 0) is None:
         del values["pad_id"]
     return values

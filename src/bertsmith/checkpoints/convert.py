@@ -31,14 +31,13 @@ from bertsmith.checkpoints.model_folder import (
     write_google_model,
     write_model,
 )
-from bertsmith.checkpoints.names import REDUNDANT, spelled
+from bertsmith.checkpoints.names import REDUNDANT, TOKEN_EMBEDDING
 from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
-from bertsmith.checkpoints.tensors import read_tensors, write_tensors
+from bertsmith.checkpoints.tensors import as_spelled, read_tensors, write_tensors
 from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
 
-TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
 POSITION_EMBEDDING = "position_embeddings.weight"  # of one direction or the other
 OUTPUT_BIAS = "cls.predictions.bias"
 MULTIPLE = 64  # rows of a matrix product that suits all processors
@@ -113,8 +112,13 @@ def extend_model(
     A new row of the token embedding is the mean of the rows of its old pieces; its output bias is
     that of `new_biases`. A number of rows that is a multiple of 64 stays one: the rows that fill it
     up are copies of [PAD], which is never predicted, and their pieces [unused] ones, as are those
-    of old rows without a piece. All else stays.
+    of old rows without a piece. All else stays. Errors: ValueError for a GPT.
     """
+    if read_config(source).family == "gpt":
+        raise ValueError(
+            f"{source}: the vocabulary of a GPT is not extended: its last pieces are "
+            "those that stand around texts"
+        )
     tokenizer = whole_tokenizer(source)
     old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
     size = num_rows + len(additions)
@@ -223,8 +227,7 @@ def rewrite_folder(
         described = read_stored_config(source) | entries
         write_json(temporary / CONFIG_FILE, described)
         architecture = (described.get("architectures") or [""])[0]
-        named = {spelled(name, architecture): tensor for name, tensor in tensors.items()}
-        write_tensors(temporary / WEIGHTS, named)
+        write_tensors(temporary / WEIGHTS, as_spelled(tensors, architecture))
 
 
 @contextmanager

@@ -14,6 +14,8 @@ HUB_FILES = [  # never the weights of other frameworks
     "model.safetensors.index.json",
     "model-*.safetensors",
     "vocab.txt",
+    "vocab.json",
+    "merges.txt",
     "tokenizer.json",
     "tokenizer_config.json",
     "modules.json",  # these say how a model of sentence-transformers makes its vectors

@@ -1,7 +1,7 @@
 """A model folder in Hugging Face's layout <-> a model of ours.
 
 config.json, model.safetensors and the tokenizer's files, as `from_pretrained` of transformers opens
-and `save_pretrained` writes them, of BERT, DistilBERT and ELECTRA.
+and `save_pretrained` writes them, of BERT, DistilBERT, ELECTRA and GPT.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
     KINDS,
+    OTHER_CLASSES,
     OWN_PREFIX,
     TASK_HEADS,
     config_entries,
@@ -33,7 +34,7 @@ from bertsmith.checkpoints.formats.google import (
     PREFIX,
     google_config_entries,
 )
-from bertsmith.checkpoints.names import REDUNDANT, spelled
+from bertsmith.checkpoints.names import REDUNDANT
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.stored import (
     WEIGHTS,
@@ -47,6 +48,7 @@ from bertsmith.checkpoints.stored import (
     not_made_for,
 )
 from bertsmith.checkpoints.tensors import (
+    as_spelled,
     from_hugging_face,
     read_tensors,
     to_hugging_face,
@@ -198,8 +200,7 @@ def write_model(
     has_types = any(name.endswith("embeddings.segment.weight") for name in weights)
     tokenizer.save(folder, positions, has_types)
     write_json(folder / CONFIG_FILE, entries)
-    tensors = {spelled(name, architecture): tensor for name, tensor in stored.items()}
-    write_tensors(folder / WEIGHTS, tensors)
+    write_tensors(folder / WEIGHTS, as_spelled(stored, architecture))
 
 
 def write_google_model(
@@ -242,6 +243,7 @@ def config_file(
     own = bool(beyond_transformers(config, type(model)))
     prefix = OWN_PREFIX if own else CLASS_PREFIX[config.family]
     architecture = re.sub("^Bert", prefix, architecture)
+    architecture = OTHER_CLASSES.get(architecture, architecture)
     stored = config_entries(config, own) | {"architectures": [architecture]}
     if isinstance(model, TaskModel):
         labels = label_names or [f"LABEL_{k}" for k in range(model.num_outputs)]
@@ -260,11 +262,19 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
     ['gated', 'a class read at the last token']
     """
     has_head = issubclass(kind, TaskModel)
+    reader = ["a BiLSTM below its head"] * (config.bilstm and has_head)
+    if config.family == "gpt":
+        properties = {
+            "the exact GELU": config.activation == "gelu",
+            "another intermediate size": config.intermediate_size != 4 * config.hidden_size,
+            # its classifier has no bias, and its other head scores options
+            "its head": has_head and not issubclass(kind, OptionScorer),
+        }
+        return [name for name, is_so in properties.items() if is_so] + reader
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
     options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
     options += ["two directions"] * (config.directions == 2)
-    options += ["a BiLSTM below its head"] * (config.bilstm and has_head)
-    return options + ["a class read at the last token"] * reads_last
+    return options + reader + ["a class read at the last token"] * reads_last
 
 
 def whole_tokenizer(folder: Path) -> Tokenizer:

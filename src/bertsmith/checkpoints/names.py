@@ -58,6 +58,7 @@ HUGGING_FACE |= {  # of two directions, which share the token table; names of ou
 OURS = {theirs: ours for ours, row in HUGGING_FACE.items() for theirs in row}
 
 _DISTIL, _BERT = "distilbert.transformer.layer.{n}.", "bert.encoder.layer.{n}."
+_GPT = "transformer.h.{n}."
 OTHER_NAMES = {  # beginning of an architecture: BERT's: theirs; all else differs by its prefix
     "DistilBert": {
         f"{_BERT}attention.self.query": f"{_DISTIL}attention.q_lin",
@@ -84,12 +85,28 @@ OTHER_NAMES = {  # beginning of an architecture: BERT's: theirs; all else differ
         "classifier": "classifier.out_proj",
     },
     "ElectraForMultipleChoice": {"bert.pooler.dense": "sequence_summary.summary"},
+    "OpenAIGPT": {
+        "bert.embeddings.word_embeddings": "transformer.tokens_embed",
+        "bert.embeddings.position_embeddings": "transformer.positions_embed",
+        **{  # one matrix
+            f"{_BERT}attention.self.{part}": f"{_GPT}attn.c_attn"
+            for part in ("query", "key", "value")
+        },
+        f"{_BERT}attention.output.dense": f"{_GPT}attn.c_proj",
+        f"{_BERT}attention.output.LayerNorm": f"{_GPT}ln_1",
+        f"{_BERT}intermediate.dense": f"{_GPT}mlp.c_fc",
+        f"{_BERT}output.dense": f"{_GPT}mlp.c_proj",
+        f"{_BERT}output.LayerNorm": f"{_GPT}ln_2",
+        "cls.predictions": "lm_head",
+        "classifier": "multiple_choice_head.summary",
+    },
 }
 BERTS = {theirs: name for rows in OTHER_NAMES.values() for name, theirs in rows.items()}
-BARE = {  # first words of an encoder's names that is stored without a head, and what lacks there
-    **dict.fromkeys(("embeddings", "encoder", "pooler"), "bert."),
-    "transformer": "distilbert.",
-    "embeddings_project": "electra.",
+BARE = {  # beginnings of an encoder's names that is stored without a head, and what lacks there
+    **dict.fromkeys(("embeddings.", "encoder.", "pooler."), "bert."),
+    "transformer.layer.": "distilbert.",
+    "embeddings_project.": "electra.",
+    **dict.fromkeys(("tokens_embed.", "positions_embed.", "h."), "transformer."),
 }
 
 GOOGLE_HEADS = {  # theirs: Google's; the tensors are output_weights and output_bias
@@ -101,7 +118,10 @@ GOOGLE_HEADS = {  # theirs: Google's; the tensors are output_weights and output_
 KERNEL = "/kernel"  # a matrix [inputs, outputs] of Google's, the transpose of ours
 SLOTS = {"/adam_m": "exp_avg", "/adam_v": "exp_avg_sq"}  # after a weight's name: of the optimizer
 GLOBAL_STEP = "global_step"
+GPT_MASK = re.compile(r"\bh\.\d+\.attn\.bias$")  # who sees whom, stored beside the weights
+CONV1D = re.compile(r"\bh\.\d+\.(attn|mlp)\.c_\w+\.(weight|bias)$")  # a layer's products in a GPT
 
+TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
 TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
 # no weights of their own
 REDUNDANT = {TIED_MATRIX, "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
@@ -121,8 +141,8 @@ def canonical(name: str) -> str:
     """A stored name as transformers spells it today in a model with a head.
 
     A bare encoder is stored without "bert."; files converted from TensorFlow have gamma and beta,
-    and Google's checkpoints the names of `google_name`. DistilBERT's and ELECTRA's names become
-    those of the same modules of BERT.
+    and Google's checkpoints the names of `google_name`. The names of DistilBERT, ELECTRA and GPT
+    become those of the same modules of BERT.
 
     >>> canonical("embeddings.LayerNorm.gamma"), canonical("bert/encoder/layer_3/output/dense/bias")
     ('bert.embeddings.LayerNorm.weight', 'bert.encoder.layer.3.output.dense.bias')
@@ -132,7 +152,7 @@ def canonical(name: str) -> str:
     if (template := GOOGLE_LAYER.sub(r"layer_{n}/", name)) in FROM_GOOGLE:
         number = GOOGLE_LAYER.search(name)
         return FROM_GOOGLE[template].replace("{n}", number[1] if number else "")
-    name = BARE.get(name.partition(".")[0], "") + name
+    name = next((lacks for start, lacks in BARE.items() if name.startswith(start)), "") + name
     name = re.sub(r"^(distilbert|electra)\.", "bert.", _renamed(name, BERTS))
     name = re.sub(r"^cls\.predictions\.weight$", TIED_MATRIX, name)
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
@@ -156,6 +176,25 @@ def spelled(name: str, architecture: str) -> str:
 def _renamed(name: str, rows: Mapping[str, str]) -> str:
     module, number, kind = name_parts(name)
     return f"{rows[module].replace('{n}', number)}.{kind}" if module in rows else name
+
+
+def conv1d_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]] | None:
+    """The canonical names in a layer's product of GPT's, and the columns of each; None: no such.
+
+    Its matrices are [inputs, outputs], and that of queries, keys and values is one.
+
+    >>> conv1d_parts("h.3.attn.c_attn.weight", (8, 24))[1]
+    ('bert.encoder.layer.3.attention.self.key.weight', slice(8, 16, None))
+    """
+    if not CONV1D.search(name):
+        return None
+    names = [own := canonical(name)]
+    if ".self." in own:
+        names = [re.sub(r"(?<=self\.)\w+", part, own) for part in ("query", "key", "value")]
+    width, over = divmod(sum(shape[-1:]), len(names))
+    if over:
+        return None
+    return [(part, slice(k * width, (k + 1) * width)) for k, part in enumerate(names)]
 
 
 def google_name(name: str) -> str:

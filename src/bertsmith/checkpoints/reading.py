@@ -6,7 +6,7 @@ Shapes are those of a BERT with the paper's layers; `model_folder.py` opens the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,13 @@ from bertsmith.checkpoints.stored import (
     not_made_for,
 )
 from bertsmith.model.config import ModelConfig
+from bertsmith.text.tokenizer.bytepair import BytePairTokenizer, is_byte_pair
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+OTHER_TOKENIZERS: list[tuple[Callable[[Path], bool], type[Tokenizer]]] = [
+    (is_byte_pair, BytePairTokenizer),
+]
+"""A folder's files -> its tokenizer, where it is not BERT's."""
 PADDED = 128  # rows of an embedding are filled up to a multiple of at most so many
 Shapes = dict[str, tuple[int, ...]]
 
@@ -34,7 +39,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Errors: ValueError for more pieces than the model has.
     """
-    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    kind = next((kind for is_own, kind in OTHER_TOKENIZERS if is_own(folder)), Tokenizer)
+    tokenizer, rows = kind.from_pretrained(folder), read_config(folder).vocab_size
     pieces = len(tokenizer.vocabulary)
     said = f"{folder}: its vocabulary has {pieces:,} pieces, but its model {rows:,}"
     if pieces > rows:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,17 @@ from bertsmith.checkpoints.config_json import (
     model_kind,
 )
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
+from bertsmith.checkpoints.formats.openai import SHAPES, openai_shards, openai_tensors
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, IS_SHARD, Bundle
 from bertsmith.checkpoints.names import (
     GLOBAL_STEP,
+    GPT_MASK,
     KERNEL,
     SLOTS,
     TIED_MATRIX,
+    TOKEN_EMBEDDING,
     canonical,
+    conv1d_parts,
     spelled,
 )
 from bertsmith.model.config import ModelConfig
@@ -51,7 +55,10 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]  # as ours, whatever the file's
     source: Any = None
-    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor, or (dtype, first byte)."""
+    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor or array, or (dtype, first
+    byte, shape) in the file."""
+    columns: slice | None = None
+    """Of a matrix [inputs, outputs] of GPT's, or of its bias: these outputs are ours."""
 
     def array(self) -> np.ndarray:
         """Its numbers, float32, mapped from the file where they are that already.
@@ -62,19 +69,29 @@ class StoredTensor:
             array = bundle_array(self.source, self.name, self.name).astype(np.float32)
         elif isinstance(self.source, tuple):
             array = self._mapped(*self.source)
+        elif isinstance(self.source, np.ndarray):
+            array = self.source
         else:
             array = self.source.float().numpy()
+        array = self.own_part(array)
         # NaN is both the smallest and the largest number; this reads once and writes nothing
         if array.size and not np.isfinite([array.min(), array.max()]).all():
             raise not_finite(self)
         return array
 
-    def _mapped(self, dtype: str, first: int) -> np.ndarray:
+    def own_part(self, stored: Any) -> Any:
+        """Our columns of a stored Tensor or array, turned, where it is of GPT's."""
+        if self.columns is None:
+            return stored
+        part = stored[..., self.columns]
+        return part.T if len(self.shape) == 2 else part
+
+    def _mapped(self, dtype: str, first: int, shape: tuple[int, ...]) -> np.ndarray:
         if dtype not in DTYPES:
             raise ValueError(f"{self.file}: '{self.name}' holds {dtype} numbers, not weights")
-        if 0 in self.shape:
-            return np.empty(self.shape, np.float32)
-        mapped = np.memmap(self.file, DTYPES[dtype], "c", first, self.shape)
+        if 0 in shape:
+            return np.empty(shape, np.float32)
+        mapped = np.memmap(self.file, DTYPES[dtype], "c", first, shape)
         array = np.require(np.asarray(mapped), requirements="A")  # a map starts at any byte
         if dtype == "BF16":  # the upper half of a float32's bits
             return (array.astype(np.uint32) << 16).view(np.float32)
@@ -100,7 +117,8 @@ def bundle_array(bundle: Bundle, name: str, weight: str) -> np.ndarray:
 def stored_tensors(file: Path) -> list[StoredTensor]:
     """A file's tensors by its header. Errors: ValueError for a damaged file; FileNotFoundError.
 
-    Those of a checkpoint of Google's are in its index, without what belongs to its optimizer.
+    Those of a checkpoint of Google's are in its index, without what belongs to its optimizer; those
+    of OpenAI's files in their list of shapes.
     """
     if file.suffix == PICKLED:
         from bertsmith.checkpoints.formats.pickled import read_pickled  # imports torch
@@ -114,7 +132,10 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
             for name in bundle.names
             if name != GLOBAL_STEP and not name.endswith(tuple(SLOTS))
         ]
-    if IS_SHARD.search(file.name):
+    if file.name == SHAPES:
+        arrays = openai_tensors(file.parent).items()
+        return [StoredTensor(file, name, array.shape, array) for name, array in arrays]
+    if IS_SHARD.search(file.name) or file.suffix == ".npy":
         return []
     with opened(file, "np"):  # its reader checks the header, also beside the file's size
         pass
@@ -124,7 +145,7 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
     return [
         StoredTensor(
             *(file, name, tuple(entry["shape"])),
-            (entry["dtype"], 8 + size + entry["data_offsets"][0]),
+            (entry["dtype"], 8 + size + entry["data_offsets"][0], tuple(entry["shape"])),
         )
         for name, entry in header.items()
         if name != "__metadata__"
@@ -147,7 +168,7 @@ def opened(file: Path, framework: str) -> Iterator[safe_open]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights, safetensors before pickled ones and Google's.
+    """The files with a folder's weights, safetensors before pickled ones, Google's and OpenAI's.
 
     Errors: ValueError if there are none.
     """
@@ -159,6 +180,8 @@ def weight_files(folder: Path) -> list[Path]:
     if prefix := checkpoint_prefix(folder):
         bundle = open_checkpoint(prefix)
         return [bundle.index, *bundle.shards()]
+    if (folder / SHAPES).exists():
+        return [folder / SHAPES, *openai_shards(folder)]
     raise ValueError(
         f"{folder}: no {' or '.join(WEIGHT_FILES)}, so not a folder with a model (or not downloaded"
         " whole, or with weights of another framework)"
@@ -180,8 +203,17 @@ def _shards(index: Path) -> list[Path]:
 
 def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Canonical name -> tensor of a folder. Errors: as `weight_files`."""
-    files = weight_files(folder)
-    return {canonical(tensor.name): tensor for file in files for tensor in stored_tensors(file)}
+    found: dict[str, StoredTensor] = {}
+    for tensor in (tensor for file in weight_files(folder) for tensor in stored_tensors(file)):
+        split = conv1d_parts(tensor.name, tensor.shape)
+        if split is None and not GPT_MASK.search(tensor.name):
+            found[canonical(tensor.name)] = tensor
+        for name, columns in split or ():
+            shape = columns.stop - columns.start, *tensor.shape[:-1]
+            found[name] = replace(tensor, shape=shape, columns=columns)
+    if TIED_MATRIX in found:  # some folders store the token embedding as this alone
+        found.setdefault(TOKEN_EMBEDDING, found[TIED_MATRIX])
+    return found
 
 
 def head_size(folder: Path, stored: Mapping[str, StoredTensor], kind: str) -> int | None:
@@ -235,7 +267,7 @@ def check_shapes(
 def check_tied(stored: Mapping[str, StoredTensor]) -> None:
     """Refuse, by ValueError, a masked-LM head with another matrix than the token embedding."""
     if TIED_MATRIX in stored:
-        token, output = stored["bert.embeddings.word_embeddings.weight"], stored[TIED_MATRIX]
+        token, output = stored[TOKEN_EMBEDDING], stored[TIED_MATRIX]
         if not np.array_equal(token.array(), output.array()):
             raise ValueError(
                 f"{output.file}: '{output.name}' differs from the token embedding, to "

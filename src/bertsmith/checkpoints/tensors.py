@@ -15,8 +15,10 @@ from torch import Tensor
 
 from bertsmith.base.files import atomic_file
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
+from bertsmith.checkpoints.formats.openai import SHAPES
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, write_bundle
 from bertsmith.checkpoints.names import (
+    CONV1D,
     GLOBAL_STEP,
     KERNEL,
     OURS,
@@ -25,6 +27,7 @@ from bertsmith.checkpoints.names import (
     google_name,
     hugging_face_names,
     name_parts,
+    spelled,
 )
 from bertsmith.checkpoints.stored import PICKLED, StoredTensor, bundle_array, opened
 
@@ -62,6 +65,20 @@ def from_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
+def as_spelled(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
+    """Canonical tensors under the names, and in the form, that transformers' class has.
+
+    >>> tensors = {"bert.encoder.layer.0.output.dense.weight": torch.zeros(2, 8)}
+    >>> [(name, *x.shape) for name, x in as_spelled(tensors, "OpenAIGPTModel").items()]
+    [('transformer.h.0.mlp.c_proj.weight', 8, 2)]
+    """
+    found: dict[str, list[Tensor]] = {}
+    for name, tensor in tensors.items():  # a GPT has one for queries, keys and values
+        found.setdefault(spelled(name, architecture), []).append(tensor)
+    joined = {n: parts[0] if len(parts) == 1 else torch.cat(parts) for n, parts in found.items()}
+    return {n: x.T if CONV1D.search(n) and x.ndim == 2 else x for n, x in joined.items()}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors to a safetensors file, atomically. Errors: OSError with the path."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -84,13 +101,15 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
     """
     for file, wanted in itertools.groupby(stored, key=lambda tensor: tensor.file):
         if file.suffix == PICKLED:
-            yield from (tensor.source for tensor in wanted)
+            yield from (tensor.own_part(tensor.source) for tensor in wanted)
+        elif file.name == SHAPES:
+            yield from (torch.from_numpy(tensor.array()) for tensor in wanted)
         elif file.name.endswith(INDEX):
             for tensor in wanted:
                 yield torch.from_numpy(bundle_array(tensor.source, tensor.name, tensor.name))
         else:
             with opened(file, "pt") as tensors:
-                yield from (tensors.get_tensor(tensor.name) for tensor in wanted)
+                yield from (t.own_part(tensors.get_tensor(t.name)) for t in wanted)
 
 
 def google_optimizer(folder: Path) -> tuple[dict[str, Tensor], int] | None:

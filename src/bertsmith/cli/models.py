@@ -21,16 +21,16 @@ class Convert:
       bertsmith convert uncased_L-12_H-768_A-12 models/base
       bertsmith convert runs/books models/books-tf --to tensorflow
 
-    SRC is a BERT, DistilBERT or ELECTRA; NAME@REVISION is a branch, tag or commit of a hub model.
-    Old tensor names, shards, pickled and half-precision weights become one float32
+    SRC is a BERT, DistilBERT, ELECTRA or GPT; NAME@REVISION is a branch, tag or commit of a hub
+    model. Old tensor names, shards, pickled and half-precision weights become one float32
     model.safetensors with today's names. The result is opened again and its tensors are compared
     bit by bit with SRC's. Tensors that SRC lacks are listed, not invented; so are those that DST
     has no place for.
     """
 
     source: Annotated[str, Positional, Metavar("SRC")]
-    """Run directory, Hugging Face folder, folder of google-research/bert, or hub name (NAME or
-    NAME@REVISION)."""
+    """Run directory, Hugging Face folder, folder of google-research/bert or of OpenAI's GPT, or hub
+    name (NAME or NAME@REVISION)."""
     destination: Annotated[Path, Positional, Metavar("DST")]
     """Folder to write; it must be new or empty."""
     to: Literal["hugging-face", "tensorflow"] = "hugging-face"

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -352,10 +352,10 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     stored = read_run(predictor.folder).get("settings", {})
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.processor.of_torch()
-    objective, config = settings.objective, loaded.model.config
+    config = loaded.model.config
     if config.causal:  # of a copy without run.json too
-        objective = NEXT_TOKEN[config.directions - 1]
-    stream = eval_stream(store, vocabulary, phase.length, objective)
+        settings = replace(settings, objective=NEXT_TOKEN[config.directions - 1])
+    stream = eval_stream(store, vocabulary, phase.length, settings)
     rows = num_rows(stream, 4 * settings.eval_rows)
     at_once = rows_per_forward(settings, phase, engine, config)
     metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)

@@ -60,7 +60,10 @@ class Reading:
         tokens = np.flatnonzero(rows.word_ids >= 0)
         if not len(tokens):
             raise ValueError(f"text {' '.join(texts)!r:.60}: no word in it to explain")
-        keys = rows.token_types[tokens].astype(np.int64) << 32 | rows.word_ids[tokens]
+        places = rows.token_types[tokens].astype(np.int64)
+        if features.orders == 2:  # in the second row the texts change places
+            places ^= tokens >= rows.boundaries[1]
+        keys = places << 32 | rows.word_ids[tokens]
         words, numbers = np.unique(keys, return_inverse=True)
         word_numbers = np.full(len(rows.ids), -1, np.int64)
         word_numbers[tokens] = numbers
@@ -126,6 +129,7 @@ def occlusion(model: Runner, reading: Reading, weights: np.ndarray, exclusive: b
             rows.max_length,
             0,
             None if rows.unit_examples is None else np.arange(len(words)).repeat(len(rows)),
+            rows.orders,
         )
         pool = model.model_task.encoding.pool
         return variants.pooled(model.outputs(variants), pool, exclusive) @ weights
@@ -170,8 +174,9 @@ def rolled_out(layers: Sequence[np.ndarray]) -> np.ndarray:
 
 def _one_row(features: Features, method: Method) -> Features:
     if len(features) > 1:
+        rows = "windows" if features.orders == 1 else "orders"
         raise ValueError(
-            f"the text is read in {len(features)} windows, which `method={method!r}` cannot join: "
+            f"the text is read in {len(features)} {rows}, which `method={method!r}` cannot join: "
             "explain a part of it, or use `method='occlusion'`"
         )
     return features

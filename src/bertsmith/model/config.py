@@ -24,7 +24,11 @@ SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H
 # far above any model: a damaged config.json must not ask for the memory
 Size = Bounds("must be 1 to 10,000,000", minimum=1, maximum=10_000_000)
 SizeOrNone = Bounds("must be 0 to 10,000,000", minimum=0, maximum=10_000_000)
-RELATIVES = {"distilbert": "DistilBERT", "electra": "ELECTRA"}  # BERT's layers, other borders
+RELATIVES = {  # BERT's layers, other borders
+    "distilbert": "DistilBERT",
+    "electra": "ELECTRA",
+    "gpt": "GPT",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class ModelConfig:
     num_heads: Annotated[int, Size] = 12
     intermediate_size: Annotated[int, Size] = 3072
     max_positions: Annotated[int, Size] = 512
-    type_vocab_size: Annotated[int, SizeOrNone] = 2  # 0: segments are not told apart (DistilBERT)
+    type_vocab_size: Annotated[int, SizeOrNone] = 2  # 0: segments are not told apart
     dropout: Annotated[float, Fraction] = 0.1
     attention_dropout: Annotated[float, Fraction] = 0.1
     activation: str = "gelu"  # erf; or "gelu_tanh", google-research/bert's approximation
@@ -64,10 +68,13 @@ class ModelConfig:
         if self.family not in ("bert", *RELATIVES):
             known = ", ".join(RELATIVES)
             raise ValueError(f"family {self.family!r}: known are bert, {known}")
-        if (self.type_vocab_size == 0) != (self.family == "distilbert"):
+        if (self.type_vocab_size == 0) != (self.family in ("distilbert", "gpt")):
             raise ValueError(f"type_vocab_size {self.type_vocab_size} for {self.family}")
+        if self.family == "gpt" and not self.causal:
+            raise ValueError("causal False: a gpt reads from left to right")
+        own = {"bert": ("causal", "pre_norm", "gated"), "gpt": ("causal",)}.get(self.family, ())
         options = [name for name in ("causal", "pre_norm", "gated") if getattr(self, name)]
-        if options and self.family != "bert":
+        if options := [name for name in options if name not in own]:
             raise ValueError(f"{' and '.join(options)}: BERT has that, {self.family} has not")
         halved = self.hidden_size, self.num_heads, self.intermediate_size
         if self.directions not in (1, 2):
@@ -157,6 +164,7 @@ def training_flops(
     keys = config.num_layers * length
     queries = keys - length + outputs
     weights = queries * per_query + keys * per_key
-    weights += predictions * config.table_size * (size + config.vocab_size)
+    transform = 0 if config.family == "gpt" else size
+    weights += predictions * config.table_size * (transform + config.vocab_size)
     attention = 2 * queries * length * size  # scores, and their product with the values
     return 6.0 * directions * rows * (weights + attention)

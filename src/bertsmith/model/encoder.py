@@ -36,14 +36,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Embeddings(nn.Module):
-    """Token, segment and position embeddings, summed; then LayerNorm and dropout."""
+    """Token, segment and position embeddings, summed; then LayerNorm (not GPT) and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.token = nn.Embedding(config.vocab_size, config.table_size)
         self.position = nn.Embedding(config.max_positions, config.table_size)
         self.segment = segment_table(config)
-        self.norm = LayerNorm(config.table_size, eps=config.layer_norm_eps)
+        norm = LayerNorm(config.table_size, eps=config.layer_norm_eps)
+        self.norm = nn.Identity() if config.family == "gpt" else norm
         self.dropout = Dropout(config.dropout)
         self.project = projection(config)
 

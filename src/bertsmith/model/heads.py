@@ -38,6 +38,11 @@ class Pooler(nn.Module):
         return self.activation(self.dense(cls_BH))
 
 
+def pooler(config: ModelConfig) -> nn.Module:
+    """The pooler; a GPT's heads read the last layer itself (Radford et al. 2018)."""
+    return nn.Identity() if config.family == "gpt" else Pooler(config)
+
+
 class BareModel(nn.Module):
     """Encoder and pooler without a head: BertModel of transformers."""
 
@@ -45,7 +50,7 @@ class BareModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = encoder_for(config)
-        self.pooler = Pooler(config)
+        self.pooler = pooler(config)
 
 
 class MaskedLMHead(nn.Module):
@@ -64,6 +69,21 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
         return F.linear(self.transform(hidden_NH), token_embedding_VH, self.bias)  # [N, V]
+
+
+class TiedHead(nn.Module):
+    """GPT's: the last layer times the token table, without transform; its bias stays 0."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(config.vocab_size), persistent=False)
+
+    def transform(self, hidden_NH: Tensor) -> Tensor:
+        return hidden_NH
+
+    def forward(self, hidden_NH: Tensor, token_embedding_VH: Tensor) -> Tensor:
+        return F.linear(hidden_NH, token_embedding_VH)  # [N, V]
 
 
 class ReplacedTokenHead(nn.Module):
@@ -125,7 +145,8 @@ class PreTrainingModel(BareModel):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.mlm = MaskedLMHead(config.one_direction)
+        is_gpt = config.family == "gpt"
+        self.mlm = TiedHead(config) if is_gpt else MaskedLMHead(config.one_direction)
         self.nsp = nn.Linear(config.hidden_size, 2)
 
     def forward(
@@ -205,12 +226,58 @@ class TaskModel(nn.Module):
         size = config.hidden_size
         self.reader = BiLSTM(size, size // 2, 1, config.dropout) if config.bilstm else None
 
-    def read(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """The states that a head reads: [B, S, H]."""
-        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
+    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """The head's outputs; those at padding mean nothing."""
         if self.reader is None:
+            positions_BQ = self.positions(ids_BS, lengths_B)
+            return self.head(self.encoder(ids_BS, types_BS, lengths_B, positions_BQ))
+        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
+        return self.head(self.picked(hidden_BSH, ids_BS, lengths_B))
+
+    def picked(self, hidden_BSH: Tensor, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """The states that the head reads, [B, Q, H], of those of all positions.
+
+        A class reads a BiLSTM's states where each direction has read the whole row.
+        """
+        if self.reader is not None:
+            lengths_B = row_lengths(ids_BS, lengths_B)
+            states_BSH = self.reader(hidden_BSH, lengths_B)
+            return states_BSH if self.reads_tokens else ends(states_BSH, lengths_B)[:, None]
+        positions_BQ = self.positions(ids_BS, lengths_B)
+        if positions_BQ is None:
             return hidden_BSH
-        return self.reader(hidden_BSH, row_lengths(ids_BS, lengths_B))
+        return hidden_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, hidden_BSH.shape[2]))
+
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
+        """The positions [B, Q] whose states the head reads; None: all of them."""
+        return None
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """States at these positions [B, Q, H] -> outputs."""
+        raise NotImplementedError
+
+    def with_next_tokens(
+        self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs as of `forward`, and the language-model loss of a GPT (Radford et al. 2018, 3.2).
+
+        That is the mean over a row's tokens after its first, in nats, summed over the rows.
+        """
+        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
+        outputs = self.head(self.picked(hidden_BSH, ids_BS, lengths_B))
+        lengths_B = row_lengths(ids_BS, lengths_B)
+        columns = torch.arange(ids_BS.shape[1] - 1, device=ids_BS.device)
+        is_read = columns < lengths_B[:, None] - 1
+        weights = (is_read / (lengths_B[:, None] - 1))[is_read]
+        table_VH = self.encoder.embeddings.token.weight
+        loss, _ = masked_lm_loss(
+            hidden_BSH[:, :-1][is_read],
+            table_VH,
+            table_VH.new_zeros(len(table_VH)),
+            ids_BS[:, 1:][is_read].long(),
+            weights,
+        )
+        return outputs, loss
 
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; see `training_flops`."""
@@ -231,28 +298,20 @@ class SequenceClassifier(TaskModel):
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
-        self.pooler = Pooler(config)
+        self.pooler = pooler(config)
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def read_row(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        """The state that has seen the whole row, [B, H]; the last layer runs there alone.
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+        """[CLS], [B, 1]; of a causal model the last token, which alone sees all others.
 
-        Of a causal model it is the last token's, as in GPT; of two directions, the encoder's or a
-        BiLSTM's, the left's of the last token and the right's of the first.
+        Two directions read the last token of the left one, and of the right one the first.
         """
-        if self.reader is not None:
-            states_BSH = self.read(ids_BS, types_BS, lengths_B)
-            return ends(states_BSH, row_lengths(ids_BS, lengths_B))
-        read_B1 = ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)
-        if self.config.causal:
-            read_B1 = row_lengths(ids_BS, lengths_B)[:, None] - 1
-        return self.encoder(ids_BS, types_BS, lengths_B, read_B1)[:, 0]
+        return last_or_first(self.config.causal, ids_BS, lengths_B)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, K]."""
-        row_BH = self.read_row(ids_BS, types_BS, lengths_B)
-        pooled_BH = self.dropout(self.pooler(row_BH))
+        pooled_BH = self.dropout(self.pooler(hidden[:, 0]))
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
         # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005
@@ -274,9 +333,9 @@ class TokenClassifier(TaskModel):
         self.dropout = Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, S, K]; those at padding mean nothing."""
-        return self.classifier(self.dropout(self.read(ids_BS, types_BS, lengths_B)))
+        return self.classifier(self.dropout(hidden))
 
 
 class SpanPredictor(TaskModel):
@@ -287,9 +346,16 @@ class SpanPredictor(TaskModel):
         super().__init__(config, num_outputs)
         self.span = nn.Linear(config.hidden_size, num_outputs)
 
-    def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
+        """All; a GPT's last in place of the first, where "no answer" stands: it alone sees all."""
+        if self.config.family != "gpt":
+            return None
+        places_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand(len(ids_BS), -1)
+        return torch.cat([last_or_first(True, ids_BS, lengths_B), places_BS[:, 1:]], dim=1)
+
+    def head(self, hidden: Tensor) -> Tensor:
         """Logits of start and end [B, S, 2]; those at padding mean nothing."""
-        return self.span(self.read(ids_BS, types_BS, lengths_B))
+        return self.span(hidden)
 
 
 class FrozenTagger(TaskModel):
@@ -322,3 +388,10 @@ class FrozenTagger(TaskModel):
         """FLOPs of a training step; the encoder's forward pass is a third of its training."""
         encoder = training_flops(self.config, rows, length, outputs=length, predictions=0) / 3
         return encoder + self.reader_flops(rows, length)
+
+
+def last_or_first(is_last: bool, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """The position of each row's last token, or of its first, int64 [B, 1]."""
+    if is_last:
+        return row_lengths(ids_BS, lengths_B)[:, None] - 1
+    return ids_BS.new_zeros((ids_BS.shape[0], 1), dtype=torch.int64)

@@ -1,6 +1,6 @@
 """All that may differ from plain BERT: who sees whom, where layers are read, how they are made.
 
-`segment_table` and `projection` are the borders of DistilBERT and ELECTRA.
+`segment_table` and `projection` are the borders of DistilBERT, ELECTRA and GPT.
 
 `Attend` is the attention of one batch. `PreNorm` and `GeGLU` are mixed into the encoder's layer
 where the configuration asks for them. `recomputed` trades time for memory. Letters: encoder.py.
@@ -135,7 +135,7 @@ class NoSegments(nn.Module):
 
 
 def segment_table(config: ModelConfig) -> nn.Module:
-    """The segment embedding; DistilBERT (Sanh et al. 2019, arXiv 1910.01108) has none."""
+    """The segment embedding; DistilBERT (Sanh et al. 2019, arXiv 1910.01108) and GPT have none."""
     rows = config.type_vocab_size
     return nn.Embedding(rows, config.table_size) if rows else NoSegments()
 

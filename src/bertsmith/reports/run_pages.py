@@ -46,6 +46,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("max_question_length", "max_answer_length"), ("answer",)),
     **dict.fromkeys(("document_context", "tokens_per_window", "freeze_encoder"), ("tag",)),
     **dict.fromkeys(("long_texts", "pool"), TEXTS),
+    "both_orders": ("classify", "regress", "multilabel"),
     "doc_stride": (*TEXTS, "answer"),
     "separator": ("multilabel",),
     "options": ("choice",),

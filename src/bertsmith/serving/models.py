@@ -315,7 +315,7 @@ def _outputs(
         else:
             rows = _rows(predictor.tokenizer, own, encoding.max_length, cut)
         outputs = rows.pooled(predictor.outputs(rows), encoding.pool, are_classes)
-        tokens = rows.lengths
+        tokens = rows.lengths.reshape(-1, rows.orders).sum(axis=1)
         if rows.unit_examples is not None:
             tokens = np.bincount(rows.unit_examples, tokens).astype(np.int64)
         for place, *answer in zip(places, outputs, tokens.tolist(), strict=True):

@@ -8,7 +8,7 @@ keeps head and tail, or becomes several units, its windows, whose outputs `pool`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +47,8 @@ class Features:
     num_truncated: int  # examples of which a part is not read
     unit_examples: np.ndarray | None = None
     """With windows: the example each unit is of, int64 [U]. None: a unit is an example."""
+    orders: int = 1
+    """Rows of a unit, whose outputs are averaged: 2 of a pair that is read in both orders."""
 
     def __len__(self) -> int:
         return len(self.boundaries) - 1
@@ -59,7 +61,7 @@ class Features:
     @property
     def unit_lengths(self) -> np.ndarray:
         """Tokens of the longest row of each unit, int64 [U]: batches are sorted by it."""
-        return self.lengths
+        return self.lengths.reshape(-1, self.orders).max(axis=1)
 
     @property
     def sorted_together(self) -> int:
@@ -81,11 +83,13 @@ class Features:
         return {"ids": ids, "types": types, "lengths": lengths, "labels": self.labels[units]}
 
     def unit_rows(self, units: np.ndarray) -> np.ndarray:
-        """The indices of the rows of some units."""
-        return units
+        """The indices of the rows of some units, those of a unit one after the other."""
+        return (units[:, None] * self.orders + np.arange(self.orders)).reshape(-1)
 
     def pooled(self, outputs: np.ndarray, how: str, exclusive: bool = False) -> np.ndarray:
         """The outputs of rows [R, K] as those of examples [N, K]; with windows by `pool`."""
+        if self.orders > 1:
+            return outputs.reshape(-1, self.orders, outputs.shape[1]).mean(axis=1)
         if self.unit_examples is None:
             return outputs
         return pool(outputs, self.unit_examples, how, exclusive)
@@ -188,6 +192,7 @@ class TextRows(NamedTuple):
     rows: Rows
     texts: np.ndarray | None  # windows: the text of each row, int64 [R]; of a choice, of each unit
     is_cut: np.ndarray  # bool [N], True where a token is in no row
+    orders: int = 1  # 2: a pair's rows are its own and that of the other order, in turn
 
     def fields(self, labels: np.ndarray | None, encoding: EncodingSettings) -> dict[str, Any]:
         """The fields of `Features`, by the labels of the texts."""
@@ -201,6 +206,7 @@ class TextRows(NamedTuple):
             "max_length": encoding.max_length,
             "num_truncated": int(self.is_cut.sum()),
             "unit_examples": self.texts,
+            "orders": self.orders,
         }
 
 
@@ -221,10 +227,19 @@ def text_rows(
                longer (the second if equal) is read in windows that begin `stride` tokens apart, or
                less where they are shorter, the last of which ends with the text
 
-    `offsets`: the rows know the places and words of their pieces in the texts.
+    With `both_orders` a pair has two rows, one after the other: the head's linear layer over the
+    sum of both states (Radford et al. 2018, section 3.3) is the mean of its outputs, but for the
+    scale of its weights. `offsets`: the rows know the places and words of their pieces.
 
     Errors: ValueError when `max_length` leaves no room for a token of each text.
     """
+    if encoding.both_orders == "on" and pairs is not None:
+        sides = zip(texts, pairs, strict=True)
+        both = [pair for one, other in sides for pair in ((one, other), (other, one))]
+        one_order = replace(encoding, both_orders="off")
+        first, second = ([pair[side] for pair in both] for side in (0, 1))
+        found = text_rows(tokenizer, first, second, one_order, offsets)
+        return found._replace(is_cut=found.is_cut[::2], orders=2)
     if encoding.long_texts == "cut":
         rows = tokenizer.rows(texts, pairs, max_length=encoding.max_length, offsets=offsets)
         return TextRows(rows, None, rows.is_cut)

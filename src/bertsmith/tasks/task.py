@@ -34,9 +34,14 @@ class EncodingSettings:
     """tag: fill each row with what stands around its sentence in the document."""
     tokens_per_window: Annotated[int, Advanced] = 128
     """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
+    both_orders: Annotated[Literal["auto", "on", "off"], Advanced] = "auto"
+    """Pairs are read in both orders, and their outputs averaged; auto: by a GPT on mrpc, qqp and
+    stsb."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.both_orders == "on" and self.long_texts == "windows":
+            raise ValueError("`both_orders`: not of windows: leave one of them out")
 
 
 def stored_encoding(stored: Mapping[str, Any], positions: int, source: str) -> EncodingSettings:
@@ -84,6 +89,7 @@ class Task:
     separator: str = ","  # multilabel: between the labels of a cell
     options: tuple[str, ...] = ()  # choice: a column an option, or one column with all of them
     skip_unlabelled: bool = False  # leave rows without a label out of labelled files
+    symmetric: bool = False  # a pair means the same in both orders
 
     @property
     def main_metric(self) -> str:
@@ -132,6 +138,7 @@ GLUE = (
         metrics=F1,
         files=_files("train.tsv msr_paraphrase_train.txt", "dev.tsv", "msr_paraphrase_test.txt"),
         test_is_labelled=True,
+        symmetric=True,
     ),
     _glue(
         "stsb",
@@ -142,9 +149,18 @@ GLUE = (
         labels=None,
         metrics=("pearson", "spearman"),
         bounds=(0.0, 5.0),
+        symmetric=True,
     ),
     # A few rows of the official train.tsv have lost a tab or a question; others pass over them too.
-    _glue("qqp", "question1", "question2", label="is_duplicate", metrics=F1, has_broken_rows=True),
+    _glue(
+        "qqp",
+        "question1",
+        "question2",
+        label="is_duplicate",
+        metrics=F1,
+        has_broken_rows=True,
+        symmetric=True,
+    ),
     _glue(
         "mnli",
         "sentence1",

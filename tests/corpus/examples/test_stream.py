@@ -287,9 +287,9 @@ def test_there_are_no_more_sections_than_shards(folder, monkeypatch):
 # --- packed rows: the text of a shard end to end, cut at every epoch's own offset ---
 
 
-def packed(store, length, epoch):
+def packed(store, length, epoch, bare=False):
     """All rows of an epoch in the order of the text, and their lengths."""
-    rows = EpochRows(store.train, length, epoch_key(1, epoch))
+    rows = EpochRows(store.train, length, epoch_key(1, epoch), bare)
     batch = PretrainingBatch.empty(len(rows), length, 1, PAD)
     keys = rows.fill(np.arange(len(rows)), batch, CLS, SEP)
     assert len(set(keys.tolist())) == len(rows)
@@ -319,6 +319,30 @@ def test_three_documents_by_hand(make_store):
         assert ids.tolist() == [[CLS, *items, SEP] for items in by_offset[offset]]
         seen.add(offset)
     assert seen == {0, 1, 2, 3}
+
+
+def test_bare_rows_are_text_alone(make_store):
+    store = make_store([[[0, 1, 2], [3]], [[10, 11]], [[20, 21, 22, 23]]])
+    items, seen = [5, 6, 7, 8, SEP, 15, 16, SEP, 25, 26, 27, 28, SEP], set()
+    for epoch in range(30):
+        ids, lengths = packed(store, 4, epoch, bare=True)
+        offset = ids[0, 0] - 5
+        cuts = range(offset, len(items) - 3, 4)
+        assert (lengths == 4).all() and ids.tolist() == [items[k : k + 4] for k in cuts]
+        seen.add(offset)
+    assert seen == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_next_token_is_predicted_wherever_there_is_one(make_store, bare):
+    store = make_store([[[0, 1, 2], [3]], [[10, 11]], [[20, 21, 22, 23]]])
+    settings = ExampleSettings(5, objective="ltr", bare=bare)
+    stream = PretrainingStream(store.train, store.tokenizer.vocabulary, settings, 1)
+    batch, _ = stream.batch(Position(), 8)
+    assert (batch.lengths == 5).all()
+    # the [SEP] that was put at the end of a row follows from nothing
+    assert batch.masked_weights.sum(axis=1).tolist() == [4 if bare else 3] * 8
+    assert (batch.masked_labels == batch.input_ids[:, 1:]).all()
 
 
 @pytest.mark.parametrize("length", [5, 24, 100])
@@ -393,6 +417,7 @@ FULL = {"max_length": 24, "max_predictions_per_seq": 22}
         ("ltr", MASKS, "`mlm_probability=0.3`.*masks nothing: leave `mlm_probability`"),
         ("ltr", {"masking": "span"}, "`masking=span`"),
         ("ltr", {"max_predictions_per_seq": 9}, "`max_predictions_per_seq=9`"),
+        ("mlm", {"bare": True}, r"`bare=True`: the objective mlm needs \[CLS\]"),
         ("mlm", {"short_seq_prob": 0.5}, "`short_seq_prob=0.5`: .*mlm has no pairs.*take"),
         ("mlm", {"nsp_sampling": "clean"}, "`nsp_sampling=clean`.*mlm has no pairs.*another"),
     ],

@@ -37,22 +37,25 @@ def inputs(count, dtype=torch.float32):
     return hidden, table, bias, labels
 
 
-def check(function, dtype, unused=False):
-    """Loss, gradients of a third of it and right predictions are those of float64."""
+def check(function, dtype, unused=False, shares=None):
+    """Loss, gradients of a third of it and right predictions are those of float64; `shares` are how
+    much each loss counts."""
     hidden, *weights, labels = inputs(40, dtype)
     if unused:
         labels[3::4] = UNUSED
     rights = []
 
     def ours(*leaves):
-        loss, right = function(*leaves, labels)
+        loss, right = function(*leaves, labels, shares)
         rights.append(right.item())
         return loss
 
     def exact(hidden, table, bias):
         logits = hidden @ table.t() + bias
         rights.append((logits.argmax(1) == labels).sum().item())
-        return F.cross_entropy(logits, labels, reduction="sum")
+        if shares is None:
+            return F.cross_entropy(logits, labels, reduction="sum")
+        return (shares * F.cross_entropy(logits, labels, reduction="none")).sum()
 
     tensors, third = [hidden.to(dtype), *weights], torch.tensor(1 / 3, dtype=torch.float64)
     found = assert_as_float64(TOLERANCE[dtype], ours, exact, tensors, third)
@@ -74,6 +77,11 @@ def check(function, dtype, unused=False):
 def test_loss_and_gradients_equal_float64(function, name, block, dtype, monkeypatch):
     monkeypatch.setattr(module, name, block)
     check(function, dtype, unused=function is device_loss)
+
+
+@pytest.mark.parametrize("function", [masked_lm_loss, device_loss], ids=["kernel", "device"])
+def test_each_loss_counts_as_much_as_its_weight(function):
+    check(function, torch.float32, function is device_loss, torch.rand(40))
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_who_computes_a_batch_changes_no_bit(precision):
 class AllPieces(TrimmedEmbeddings):
     """The whole table, as if every piece were used."""
 
-    def __init__(self, features, table, pad_id):
+    def __init__(self, features, table, pad_id, whole=False):
         every = np.arange(len(table), dtype=np.int32)
         whole = replace(features[0], ids=every, boundaries=np.array([0, len(table)]))
         super().__init__([whole], table, pad_id)

@@ -17,6 +17,7 @@ from bertsmith.training.pretraining.evaluation import (
     evaluate_pretraining,
     num_rows,
 )
+from bertsmith.training.pretraining.settings import PretrainSettings
 from bertsmith.training.ranks import Ranks
 
 from ..runs import CPU, random_model
@@ -29,7 +30,10 @@ def vocabulary(store_folder):
 
 @pytest.fixture
 def stream_of(store_folder, vocabulary):
-    return lambda length, kind: eval_stream(TokenStore.open(store_folder), vocabulary, length, kind)
+    store = TokenStore.open(store_folder)
+    return lambda length, kind: eval_stream(
+        store, vocabulary, length, PretrainSettings(objective=kind)
+    )
 
 
 @pytest.mark.parametrize("objective", ["mlm+nsp", "mlm", "mlm+sop"])

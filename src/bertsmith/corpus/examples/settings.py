@@ -49,6 +49,8 @@ class ExampleSettings:
     nsp_sampling: PairRule = "paper"
     """clean: a random B is of another document and does not begin like the true one, and a pair
     too long loses its outer ends only; paper: the original's procedure to the letter."""
+    bare: bool = False
+    """ltr: rows are text alone, without [CLS] and [SEP] around it (GPT)."""
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
@@ -66,6 +68,8 @@ class ExampleSettings:
                 "shares are at least 0 and at most 1 together"
             )
         unused: dict[str, str] = {}
+        if self.objective != "ltr":
+            unused["bare"] = "needs [CLS]"
         if self.objective in NEXT_TOKEN:
             unused |= dict.fromkeys(MASK_SETTINGS, "masks nothing")
         if not self.has_pairs:

@@ -133,11 +133,12 @@ class PretrainingStream:
             keys[filled : filled + count] = rows.fill(numbers, part, *self._special_ids)
             filled += count
         if self.settings.objective in NEXT_TOKEN:
-            # each token at the position before it, but the [SEP] at which a row happens to end
+            # each token at the position before it, but the [SEP] that was put at a row's end
             batch.masked_labels[:] = batch.input_ids[:, 1:]
             positions = np.arange(batch.masked_labels.shape[1])
             batch.masked_positions[:] = positions
-            batch.masked_weights[:] = positions + 2 < batch.lengths[:, None]
+            ends = batch.lengths - (not self.settings.bare)
+            batch.masked_weights[:] = positions + 1 < ends[:, None]
         else:
             predictions = batch.masked_positions, batch.masked_labels, batch.masked_weights
             mask_rows(batch.input_ids, batch.lengths, keys, self._rules, predictions)
@@ -207,7 +208,7 @@ class PretrainingStream:
         if self.split.storage.capacity is not None and self.split.num_sections > 1:
             self._fetch_ahead(*self._next_section(epoch, number))
         if not settings.has_pairs:
-            return EpochRows(section, settings.max_length, key)
+            return EpochRows(section, settings.max_length, key, settings.bare)
         rules = PairRules(
             derived(key, KEY_DOCUMENTS),
             settings.max_length - NUM_SPECIAL,
@@ -251,12 +252,16 @@ class EpochRows:
         row k   [CLS] items offset + k n .. offset + (k + 1) n [SEP]      n = length - 2
 
     This is the FULL-SENTENCES packing of RoBERTa (arXiv 1907.11692, section 4.2), but cut at any
-    token: no row ends early. The offset is drawn for each epoch and shard; items before it and
-    after the last full row wait for another epoch. A shard of less than one row gives one, padded.
+    token: no row ends early. A `bare` row is its items alone, n = length. The offset is drawn for
+    each epoch and shard; items before it and after the last full row wait for another epoch. A
+    shard of less than one row gives one, padded.
     """
 
-    def __init__(self, section: Section, length: int, epoch_key: np.uint64) -> None:
-        self.section, self._width = section, length - 2
+    def __init__(
+        self, section: Section, length: int, epoch_key: np.uint64, bare: bool = False
+    ) -> None:
+        self.section, self._edge = section, int(not bare)
+        self._width = length - 2 * self._edge
         self._key = derived(epoch_key, KEY_PACKED_ROWS)
         self._offsets, counts = [], [0]
         for number, shard in enumerate(section.shards):
@@ -284,22 +289,22 @@ class EpochRows:
                 np.searchsorted(begins, items, side="right") - 1 for items in (starts, stops)
             )
             tokens = shard.tokens.verified(starts - documents, stops - last)
-            spans, special = (rows, documents, starts, stops), (cls_id, sep_id)
+            spans, special = (rows, documents, starts, stops), (cls_id, sep_id, self._edge)
             pack_rows(tokens, begins, spans, special, batch.input_ids, batch.lengths)
         return row_keys(self._key, numbers)
 
 
 @compiled
 def pack_rows(tokens, begins, spans, special, input_ids, lengths):
-    """Write items of a shard to some rows, between [CLS] and [SEP].
+    """Write items of a shard to some rows, between [CLS] and [SEP] if these have an edge of 1.
 
     begins: int64 [D + 1], the item at which each document begins, `Shard.packed_documents`.
     spans: four int64 [R], the row, the document in which its items start, their start and stop.
     """
     rows, documents, starts, stops = spans
-    cls_id, sep_id = special
+    cls_id, sep_id, edge = special
     for k in range(len(rows)):
-        row, document, column = rows[k], documents[k], 1
+        row, document, column = rows[k], documents[k], edge
         input_ids[row, 0] = cls_id
         for item in range(starts[k], stops[k]):
             if item == begins[document + 1] - 1:
@@ -308,8 +313,9 @@ def pack_rows(tokens, begins, spans, special, input_ids, lengths):
             else:
                 input_ids[row, column] = tokens[item - document]
             column += 1
-        input_ids[row, column] = sep_id
-        lengths[row] = column + 1
+        if edge:
+            input_ids[row, column] = sep_id
+        lengths[row] = column + edge
 
 
 @compiled

@@ -30,27 +30,38 @@ ALIGNMENT = 64  # pieces
 
 
 def masked_lm_loss(
-    hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
+    hidden_NH: Tensor,
+    table_VH: Tensor,
+    bias_V: Tensor,
+    labels_N: Tensor,
+    weights_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(summed cross-entropy in nats, number of correct predictions) of hidden @ table^T + bias.
 
-    Products have the dtype of autocast, else of `hidden_NH`; the rest is float32 (float64 where
-    hidden is). Labels are int64; where no kernel runs, -100 is a slot that does not count.
+    Each loss counts `weights_N` times (float32; None: once). Products have the dtype of autocast,
+    else of `hidden_NH`; the rest is float32 (float64 where hidden is). Labels are int64; where no
+    kernel runs, -100 is a slot that does not count.
     """
     if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
         hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
     device = hidden_NH.device.type
     if torch.is_autocast_enabled(device):
         hidden_NH = hidden_NH.to(torch.get_autocast_dtype(device))
-    if has_kernels(hidden_NH):
-        return _MaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
-    return _DeviceMaskedLMLoss.apply(hidden_NH, table_VH, bias_V, labels_N)
+    if weights_N is None:
+        weights_N = torch.ones(labels_N.shape, device=labels_N.device)
+    kind = _MaskedLMLoss if has_kernels(hidden_NH) else _DeviceMaskedLMLoss
+    return kind.apply(hidden_NH, table_VH, bias_V, labels_N, weights_N)
 
 
 class _MaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
+        ctx: Any,
+        hidden_NH: Tensor,
+        table_VH: Tensor,
+        bias_V: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor,
     ) -> tuple[Tensor, Tensor]:
         table, bias = table_VH.to(hidden_NH.dtype), vector(bias_V)
         hidden_gradient, bias_gradient = torch.empty_like(hidden_NH), torch.zeros(len(bias_V))
@@ -59,8 +70,9 @@ class _MaskedLMLoss(torch.autograd.Function):
         for start in range(0, len(labels_N), BLOCK):
             block = slice(start, start + BLOCK)
             logits = hidden_NH[block] @ table.t()
-            labels, sums = labels_N[block].numpy(), bias_gradient.numpy()
-            found = cross_entropy_rows(rows(logits), bias, labels, sums)
+            labels, weights = labels_N[block].numpy(), weights_N[block].numpy()
+            sums = bias_gradient.numpy()
+            found = cross_entropy_rows(rows(logits), bias, labels, weights, sums)
             loss, correct = loss + found[0], correct + found[1]
             if not any(ctx.needs_input_grad):  # only measured
                 continue
@@ -81,21 +93,21 @@ class _MaskedLMLoss(torch.autograd.Function):
         if table_gradient.dtype not in (torch.float32, ctx.table_type):
             table_gradient = table_gradient.float()
         table_gradient = table_gradient.mul_(scale).to(ctx.table_type)  # the step's largest tensor
-        return hidden_gradient * scale, table_gradient, bias_gradient * scale, None
+        return hidden_gradient * scale, table_gradient, bias_gradient * scale, None, None
 
 
 @vectorized
-def cross_entropy_rows(logits, bias, labels, bias_gradient):
-    """Logits without bias [N, V] to (softmax - one-hot of the label) in place.
+def cross_entropy_rows(logits, bias, labels, weights, bias_gradient):
+    """Logits without bias [N, V] to weight * (softmax - one-hot of the label) in place.
 
-    Their sum over the rows is added to `bias_gradient` [V]. Returns (sum of the losses in nats, how
-    many labels had the largest logit).
+    Their sum over the rows is added to `bias_gradient` [V]. Returns (weighted sum of the losses in
+    nats, how many labels had the largest logit).
     """
     columns = len(bias)
     exponentials = np.empty(columns, np.float32)
     loss, correct = 0.0, 0
     for row in range(len(logits)):
-        line, label = logits[row], labels[row]
+        line, label, weight = logits[row], labels[row], weights[row]
         for column in range(columns):
             exponentials[column] = load(line[column]) + load(bias[column])
         top, own = largest(exponentials), exponentials[label]
@@ -103,22 +115,27 @@ def cross_entropy_rows(logits, bias, labels, bias_gradient):
         for column in range(columns):
             exponentials[column] = exp(exponentials[column] - top)
             total += exponentials[column]
-        loss += np.log(np.float64(total)) - (own - top)
+        loss += weight * (np.log(np.float64(total)) - (own - top))
         correct += own == top
-        inverse = np.float32(1) / total
+        inverse = weight / total
         for column in range(columns):
             probability = exponentials[column] * inverse
             bias_gradient[column] += probability
             line[column] = store(probability, line[column])
-        bias_gradient[label] -= np.float32(1)
-        line[label] = store(exponentials[label] * inverse - np.float32(1), line[label])
+        bias_gradient[label] -= weight
+        line[label] = store(exponentials[label] * inverse - weight, line[label])
     return loss, correct
 
 
 class _DeviceMaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, table_VH: Tensor, bias_V: Tensor, labels_N: Tensor
+        ctx: Any,
+        hidden_NH: Tensor,
+        table_VH: Tensor,
+        bias_V: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor,
     ) -> tuple[Tensor, Tensor]:
         size = len(bias_V)
         spare = -size % ALIGNMENT
@@ -129,8 +146,9 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)  # else it is only measured
         for start in range(0, max(1, len(labels_N)), CUDA_BLOCK):
             block = slice(start, start + CUDA_BLOCK)
-            hidden, labels = hidden_NH[block], labels_N[block]
-            loss, correct, gradient = _softmax(hidden @ table.t(), bias, labels, wanted)
+            hidden, labels, weights = hidden_NH[block], labels_N[block], weights_N[block]
+            logits = hidden @ table.t()
+            loss, correct, gradient = _softmax(logits, bias, labels, weights, wanted)
             losses.append(loss)
             counts.append(correct)
             if gradient is not None:
@@ -151,25 +169,25 @@ class _DeviceMaskedLMLoss(torch.autograd.Function):
         scale = gradients[0]
         hidden_gradient = hidden_gradient * scale.to(hidden_gradient.dtype)
         table_gradient = table_gradient.to(scale.dtype) * scale
-        return hidden_gradient, table_gradient, bias_gradient * scale, None
+        return hidden_gradient, table_gradient, bias_gradient * scale, None, None
 
 
 def _softmax(
-    logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, wanted: bool
+    logits_NV: Tensor, bias_V: Tensor, labels_N: Tensor, weights_N: Tensor, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(summed loss, number of correct predictions, gradient [N, V] if wanted)."""
     logits_NV = logits_NV.to(bias_V.dtype) + bias_V
     used_N, labels_N1 = labels_N != UNUSED, labels_N.clamp(min=0)[:, None]
     own_N = logits_NV.gather(1, labels_N1)[:, 0]
     log_total_N = logits_NV.logsumexp(1)
-    loss = torch.where(used_N, log_total_N - own_N, 0.0).sum()
+    loss = torch.where(used_N, weights_N * (log_total_N - own_N), 0.0).sum()
     correct = (used_N & (own_N == logits_NV.amax(1))).sum()
     if not wanted:
         return loss, correct, None
     # a comparison, not a scatter, so that one pass writes the gradient
     is_label_NV = torch.arange(len(bias_V), device=labels_N.device) == labels_N1
     gradient_NV = (logits_NV - log_total_N[:, None]).exp() - is_label_NV.to(bias_V.dtype)
-    return loss, correct, gradient_NV * used_N[:, None]
+    return loss, correct, gradient_NV * (used_N * weights_N)[:, None]
 
 
 def _sum(parts: list[Tensor], exact: torch.dtype) -> Tensor:

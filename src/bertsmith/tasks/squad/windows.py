@@ -14,7 +14,7 @@ from bertsmith.base.jit import compiled
 from bertsmith.tasks.features import Features, cumulate
 from bertsmith.tasks.squad.questions import Questions
 from bertsmith.tasks.task import EncodingSettings
-from bertsmith.text.tokenizer.rows import Encoded
+from bertsmith.text.tokenizer.rows import Encoded, borders
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -100,8 +100,9 @@ def featurize_questions(
     context_begins = num_asked[owners] + 2
     boundaries = cumulate(context_begins + counts + 1)
     context_tokens = contexts.boundaries[questions.context_numbers[owners]] + begins
-    ids = np.full(boundaries[-1], tokenizer.vocabulary.sep_id, np.int32)
-    ids[boundaries[:-1]] = tokenizer.vocabulary.cls_id
+    before, between, after = borders(tokenizer.vocabulary)
+    ids = np.full(boundaries[-1], after, np.int32)
+    ids[boundaries[:-1]], ids[boundaries[:-1] + context_begins - 1] = before, between
     token_types, is_max_context = np.zeros_like(ids), np.zeros(len(ids), np.bool_)
     _write_rows(
         (boundaries, context_begins, ids, token_types),

@@ -4,8 +4,9 @@
 
 The paper feeds "the maximal document context provided by the data" (section 5.3) and says no more;
 here the words to be tagged stand in the middle of a full row, as far as the document allows. The
-first piece of each of them has a label, all others have IGNORED. Each word of the data is tagged
-in exactly one row, however long its sentence is.
+first piece of each of them has a label (of a GPT, which cannot see the others from there, the
+last), all others have IGNORED. Each word of the data is tagged in exactly one row, however long its
+sentence is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ IGNORED = -100
 class TagFeatures(Features):
     """N rows of T tokens in which each of W words is tagged once.
 
-    `labels` are int64 [T], IGNORED but at the first piece of a word that is tagged in that row.
+    `labels` are int64 [T], IGNORED but at the piece that stands for a word tagged in that row.
     `num_truncated` counts words that are longer than a row.
     """
 
@@ -92,6 +93,8 @@ def featurize_sentences(
     words = concatenated_ranges(tagged[:, 0], num_words)  # [W]
     starts = np.repeat(rows.boundaries[:-1] + 1 - firsts, num_words)
     positions = starts + pieces.boundaries[words]
+    if tokenizer.vocabulary.left_to_right:
+        positions = starts + pieces.boundaries[words + 1] - 1
     word_numbers = np.full(len(rows.ids), -1, np.int64)
     word_numbers[positions] = words
     token_labels = None

@@ -95,7 +95,8 @@ def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalizat
 
     def is_ours(token: str) -> bool:
         words = [word.characters for word in split_words(token, normalization)]
-        return token in SPECIAL or (token in vocabulary.ids and words == [token])
+        own = *SPECIAL, vocabulary.pieces[vocabulary.unk_id]
+        return token in own or (token in vocabulary.ids and words == [token])
 
     return [token for token in dict.fromkeys(found) if not is_ours(token)]
 
@@ -263,18 +264,32 @@ def _check_kind(
 
 
 def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:
-    """The pieces of `tokenizer.json`, tokens added later included."""
+    pieces = stored_pieces(tokenizer, path)
     try:
-        ids = {piece: int(number) for piece, number in tokenizer["model"]["vocab"].items()}
-        ids |= {str(token["content"]): int(token["id"]) for token in tokenizer["added_tokens"]}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def stored_pieces(tokenizer: dict[str, Any], path: Path) -> list[str]:
+    """The pieces of `tokenizer.json`, tokens added later included. Errors: ValueError."""
+    try:
+        ids = dict(tokenizer["model"]["vocab"])
+        ids |= {str(token["content"]): token["id"] for token in tokenizer["added_tokens"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
+    return numbered_pieces(ids, path)
+
+
+def numbered_pieces(stored: dict[str, Any], path: Path) -> list[str]:
+    """The pieces in the order of their ids. Errors: ValueError for no ids, or a gap in them."""
+    try:
+        ids = {piece: int(number) for piece, number in stored.items()}
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
     pieces = sorted(ids, key=ids.__getitem__)
     for number, piece in enumerate(pieces):
         if ids[piece] != number:
             fault = f"no piece has the id {number} ({piece!r} has {ids[piece]})"
             raise ValueError(f"{path}: {fault}: put the model's {VOCABULARY_FILE} beside it")
-    try:
-        return Vocabulary([piece.strip() for piece in pieces])  # as `vocab.txt` is read
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    return pieces

@@ -105,7 +105,7 @@ def make_rows(
     max_length: int | None = None,
     truncation: Truncation = "longest_first",
 ) -> Rows:
-    """Put [CLS] and [SEP] around the texts, or around each text and its second text.
+    """Put [CLS] and [SEP] (see `Vocabulary.borders`) around each text, or text and second text.
 
     A row longer than `max_length` (special tokens included; None: no limit) is cut by `truncation`:
 
@@ -116,8 +116,10 @@ def make_rows(
     none           nothing is cut
 
     Errors: ValueError when a row does not fit, naming the first; when `max_length` has no room for
-    a token of each text; for an unknown truncation; for unequal numbers of texts.
+    a token of each text; for an unknown truncation; for unequal numbers of texts; for a GPT that
+    has no borders yet.
     """
+    before, between, after = borders(vocabulary)
     if second is not None and len(second) != len(first):
         raise ValueError(f"{len(first)} texts, but {len(second)} second texts")
     a_all = np.diff(first.boundaries)
@@ -136,8 +138,8 @@ def make_rows(
     token_types = np.zeros(num_tokens, np.int32)
     offsets = np.zeros((num_located, 2), np.int32)
     word_ids = np.full(num_located, -1, np.int32)
-    ids[starts] = vocabulary.cls_id
-    ids[starts + 1 + a] = ids[boundaries[1:] - 1] = vocabulary.sep_id
+    ids[starts], ids[starts + 1 + a] = before, between
+    ids[boundaries[1:] - 1] = after
     for begins, kept, encoded in parts:
         there = concatenated_ranges(begins, kept)
         here = concatenated_ranges(encoded.boundaries[:-1], kept)
@@ -149,6 +151,16 @@ def make_rows(
         token_types[concatenated_ranges(seconds, b + 1)] = 1
     is_cut = (a < a_all) | (b < b_all)
     return Rows(ids, token_types, offsets, word_ids, boundaries, is_cut)
+
+
+def borders(vocabulary: Vocabulary) -> tuple[int, int, int]:
+    """What stands before, between and after texts. Errors: ValueError for a GPT without it."""
+    if vocabulary.borders is None:
+        raise ValueError(
+            "a GPT as it was pre-trained has no pieces to stand around a text: "
+            "`bertsmith finetune` adds them"
+        )
+    return vocabulary.borders
 
 
 def _kept(

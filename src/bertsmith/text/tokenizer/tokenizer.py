@@ -128,20 +128,8 @@ class Tokenizer:
             raise ValueError(f"threads = {threads}: expected 1 or more")
         texts = texts if isinstance(texts, list) else as_items(texts, "texts")
         limit = NO_LIMIT if max_pieces is None else min(operator.index(max_pieces), NO_LIMIT)
-
-        def encode(group: list[str]) -> Encoded:
-            return self._encode_part(group, _starts(group), offsets, limit)
-
         try:
-            if len(texts) <= FEW:
-                starts = _starts(texts)
-                if starts[-1] <= GROUP:
-                    return self._encode_part(texts, starts, offsets, limit)
-            threads = usable_cores() if threads is None else threads
-            if threads == 1 or len(texts) == 1:
-                return self._encode_groups(texts, offsets, limit)
-            with _several(threads) as each:
-                return _concatenate(each(encode, _groups(texts, threads)), each)
+            return self._encode_all(texts, offsets, limit, threads)
         except TypeError:
             for k, text in enumerate(texts):
                 if not isinstance(text, str):
@@ -264,6 +252,15 @@ class Tokenizer:
 
         Errors: ValueError for an id outside the vocabulary.
         """
+        text = " ".join(self._pieces_of(ids)).replace(" ##", "")
+        stripped = self.normalization.strip_accents == "all"
+        return unicodedata.normalize("NFC", text) if stripped else text
+
+    def with_borders(self) -> Tokenizer:
+        """The same with GPT's pieces to stand around texts; see `Vocabulary.with_borders`."""
+        return Tokenizer(self.vocabulary.with_borders(), self.normalization)
+
+    def _pieces_of(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         numbers = np.asarray(ids)
         if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
             given = f"{numbers.dtype} {list(numbers.shape)}"
@@ -272,10 +269,23 @@ class Tokenizer:
         if outside.any():
             size = len(self.vocabulary)
             raise ValueError(f"id {numbers[outside][0]} is outside the vocabulary of {size:,}")
-        pieces = (self.vocabulary.pieces[number] for number in numbers.tolist())
-        text = " ".join(pieces).replace(" ##", "")
-        stripped = self.normalization.strip_accents == "all"
-        return unicodedata.normalize("NFC", text) if stripped else text
+        return [self.vocabulary.pieces[number] for number in numbers.tolist()]
+
+    def _encode_all(
+        self, texts: list[str], offsets: bool, limit: int, threads: int | None
+    ) -> Encoded:
+        def encode(group: list[str]) -> Encoded:
+            return self._encode_part(group, _starts(group), offsets, limit)
+
+        if len(texts) <= FEW:
+            starts = _starts(texts)
+            if starts[-1] <= GROUP:
+                return self._encode_part(texts, starts, offsets, limit)
+        threads = usable_cores() if threads is None else threads
+        if threads == 1 or len(texts) == 1:
+            return self._encode_groups(texts, offsets, limit)
+        with _several(threads) as each:
+            return _concatenate(each(encode, _groups(texts, threads)), each)
 
     def _encode_part(
         self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int

@@ -11,7 +11,7 @@ import re
 from collections.abc import Container, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from bertsmith.text.tokenizer.normalize import Normalization, split_words
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 200  # code points after normalization; Hugging Face's default is 100
-_SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
+# GPT's, before a text, between two and after the last: the last three pieces of its vocabulary, met
+# at fine-tuning only (Radford et al. 2018)
+BORDERS = ("_start_", "_delimiter_", "_classify_")
+SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be written as UTF-8
 
 
 class Vocabulary:
@@ -32,6 +35,9 @@ class Vocabulary:
     continuation  bool [V], true where a piece continues a word ("##ing")
     longest       characters of the longest piece, "##" included
     fingerprint   SHA-256 of the pieces, hexadecimal, by which stores and checkpoints are matched
+    borders       ids of what stands before a text, between two texts and after the last; None: it
+                  has none yet
+    left_to_right True where these are GPT's: its model reads a word's end last
 
     >>> vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing"])
     >>> len(vocabulary), vocabulary.mask_id, vocabulary.ids["##ing"]
@@ -41,24 +47,40 @@ class Vocabulary:
     """
 
     def __init__(self, pieces: Sequence[str]):
-        self.pieces = tuple(pieces)
-        for number, piece in enumerate(self.pieces):
-            surrogate = not piece.isascii() and _SURROGATE.search(piece)
+        for number, piece in enumerate(pieces):
+            surrogate = not piece.isascii() and SURROGATE.search(piece)
             if piece != piece.strip() or "\n" in piece or surrogate:
                 fault = f"piece {number}, {piece!r}, cannot be a line of vocab.txt"
                 hint = "take away white space around it, line breaks and lone surrogates"
                 raise ValueError(f"{fault}: {hint}")
-        self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
+        self._number(pieces)
         if missing := [token for token in SPECIAL if token not in self.ids]:
             fault = f"the vocabulary of {len(self.pieces):,} pieces lacks {', '.join(missing)}"
             raise ValueError(f"{fault}: BERT needs each of its five special tokens on its own line")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             self.ids[token] for token in SPECIAL
         )
+        self._surround((self.cls_id, self.sep_id, self.sep_id))
+
+    def _number(self, pieces: Sequence[str]) -> None:
+        self.pieces = tuple(pieces)
+        self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         self.continuation = np.array([piece[:2] == "##" for piece in self.pieces])
         self.continuation.flags.writeable = False
         self.longest = max(map(len, self.pieces))
         self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
+
+    def _surround(self, borders: tuple[int, int, int] | None) -> None:
+        """Put these around texts, or GPT's pieces where it has them."""
+        self.left_to_right = self.pieces[-3:] == BORDERS
+        if self.left_to_right:
+            size = len(self)
+            borders = self.cls_id, _, self.sep_id = size - 3, size - 2, size - 1
+        self.borders = borders
+
+    def with_borders(self) -> Self:
+        """The same pieces, and GPT's three where they lack."""
+        return self if self.left_to_right else type(self)([*self.pieces, *BORDERS])
 
     def __len__(self) -> int:
         return len(self.pieces)

@@ -30,6 +30,7 @@ READ_BY = {  # settings that not every type of task reads
     "skip_unlabelled": TEXTS,
     "long_texts": TEXTS,
     "pool": TEXTS,
+    "both_orders": ("classify", "regress", "multilabel"),
     "doc_stride": (*TEXTS, "answer"),
     "max_question_length": ("answer",),
     "max_answer_length": ("answer",),

@@ -296,7 +296,9 @@ def collapse(
         trained.evaluation.answers, trainer.dev[0].data
     )
     plain = (
-        trainer.teacher is None and not settings.focal_gamma and settings.class_weights == "none"
+        trainer.teacher is None
+        and not (settings.focal_gamma or settings.lm_weight)
+        and settings.class_weights == "none"
     )
     chance = trainer.task_type.baseline_loss(trainer.train) if plain else None
     lines = [line for line in read_log(log) if line["event"] == "train"]

@@ -23,6 +23,7 @@ from bertsmith.training.settings import Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
+GPT_LM_WEIGHT = 0.5  # lambda of Radford et al. 2018, section 4.1
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
 
 
@@ -95,6 +96,8 @@ class LossSettings:
     """--teacher: what both models' logits are divided by; scores have none."""
     distillation_weight: Annotated[float, Weight, Advanced] = 1.0
     """--teacher: weight of its answers in the loss; the labels have the rest."""
+    lm_weight: Annotated[float | None, NotNegative, Advanced] = None
+    """A GPT: weight of the loss of the next token beside the task's; default: 0.5."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class FinetuneSettings(
             )
         if self.freeze_encoder and self.bilstm:
             raise ValueError("`freeze_encoder` has an LSTM of its own: leave `bilstm` out")
+        if self.freeze_encoder and self.lm_weight:
+            raise ValueError("`freeze_encoder`: no layer learns words: leave `lm_weight` out")
         if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
                 "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0` out"

@@ -41,12 +41,15 @@ class TrimmedEmbeddings:
     One unused row stays, the longest: it shows what decay does to all of them.
     """
 
-    def __init__(self, features: Sequence[Features], table: Tensor, pad_id: int) -> None:
-        """`table` [V, H] is that of the model before training."""
+    def __init__(
+        self, features: Sequence[Features], table: Tensor, pad_id: int, whole: bool = False
+    ) -> None:
+        """`table` [V, H] is that of the model before training; `whole`: no row is left out, for a
+        language-model loss, which reads all."""
         counts = np.zeros(len(table), np.int64)
         for part in features:
             counts += np.bincount(part.ids, minlength=len(table))
-        used = counts > 0
+        used = (counts > 0) | whole
         used[pad_id] = True
         unused = np.flatnonzero(~used)
         self.decay_id = None
@@ -155,6 +158,8 @@ class FineTuning:
     engine: Engine
     teacher: np.ndarray | None = None
     """A row of outputs for each unit of `train`."""
+    lm_weight: float = 0.0
+    """Weight of the loss of the next token, a mean over rows, beside the task's."""
 
     def advance(self, position: Position) -> Position:
         return self.batches.advance(position)
@@ -170,7 +175,8 @@ class FineTuning:
             micro_batches = self._split(units, min(workers * rounds, len(units)))
         tokens = sum(int(micro["lengths"].sum()) for micro in micro_batches)
         labels = sum(self.task_type.num_labelled(micro["labels"]) for micro in micro_batches)
-        return StepBatch(micro_batches, {"labels": labels}, tokens), self.advance(position)
+        counts = {"labels": labels, "rows": sum(len(micro["ids"]) for micro in micro_batches)}
+        return StepBatch(micro_batches, counts, tokens), self.advance(position)
 
     def _split(self, units: np.ndarray, count: int) -> list[dict[str, np.ndarray]]:
         micro_batches = []
@@ -186,16 +192,31 @@ class FineTuning:
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
         batch = {name: self.engine.tensor(array) for name, array in micro.items()}
         full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
-        outputs = model(batch["ids"], batch["types"], None if full else batch["lengths"]).float()
+        rows = batch["ids"], batch["types"], None if full else batch["lengths"]
+        lm_loss = None
+        if self.lm_weight:
+            outputs, lm_loss = model.with_next_tokens(*rows)
+        else:
+            outputs = model(*rows)
+        outputs = outputs.float()
+        if self.train.orders > 1:
+            outputs = outputs.unflatten(0, (-1, self.train.orders)).mean(1)
         loss, correct = LOSSES[self.task_type.name](outputs, batch, self.objective)
-        sums = {} if correct is None else {"right": correct}
-        labels = float(self.task_type.num_labelled(micro["labels"]))
-        return loss / counts["labels"], {**sums, "labels": labels}
+        sums: dict[str, Tensor | float] = {} if correct is None else {"right": correct}
+        sums["labels"] = float(self.task_type.num_labelled(micro["labels"]))
+        loss = loss / counts["labels"]
+        if lm_loss is not None:
+            loss = loss + self.lm_weight * lm_loss / counts["rows"]
+            sums |= {"lm_loss": lm_loss.detach(), "rows": float(len(micro["ids"]))}
+        return loss, sums
 
     def metrics(self, window: dict[str, float]) -> dict[str, float]:
-        if "right" not in window:
-            return {}
-        return {"accuracy": window["right"] / window["labels"]}
+        figures = {}
+        if "right" in window:
+            figures["accuracy"] = window["right"] / window["labels"]
+        if "lm_loss" in window:
+            figures["lm_loss"] = window["lm_loss"] / window["rows"]
+        return figures
 
     def flops(self, batch: StepBatch) -> float:
         return sum(self.model.flops(*micro["ids"].shape) for micro in batch.micro_batches)

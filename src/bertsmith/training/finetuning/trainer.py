@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from bertsmith.base.terminal import of_cases
 from bertsmith.checkpoints.config_json import label_names as stored_names
@@ -27,7 +29,7 @@ from bertsmith.training.checkpointing import SeedCheckpoint
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.hidden_states import head_outputs
-from bertsmith.training.finetuning.settings import FinetuneSettings
+from bertsmith.training.finetuning.settings import GPT_LM_WEIGHT, FinetuneSettings
 from bertsmith.training.finetuning.task import (
     BestOnDev,
     DevEvaluation,
@@ -50,6 +52,16 @@ class InitialModel:
     folder: Path
     from_scratch: bool = False
     """True: the folder's shape and vocabulary with fresh random weights, for comparison."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's; a GPT's gets the pieces that stand around texts. Errors: ValueError."""
+        tokenizer = load_tokenizer(self.folder)
+        return tokenizer.with_borders() if self.is_gpt else tokenizer
+
+    @property
+    def is_gpt(self) -> bool:
+        return read_config(self.folder).family == "gpt"
 
     def model(
         self,
@@ -74,11 +86,13 @@ class InitialModel:
         changes: dict[str, Any] = {name: getattr(settings, name) for name in names}
         there = read_config(self.folder)
         config = replace(there, **changes)
+        pieces = max(config.vocab_size, len(self.tokenizer.vocabulary))
         if settings.reinit_layers > config.num_layers:
             raise ValueError(
                 f"`reinit_layers={settings.reinit_layers}`: the model has {config.num_layers}"
             )
         if self.from_scratch:
+            config = replace(config, vocab_size=pieces)
             return initialize(head(config, num_outputs), config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
         earlier = read_extra_config(self.folder).get("task")
@@ -96,6 +110,7 @@ class InitialModel:
             **changes,
         )
         model = loaded.model
+        add_pieces(model, pieces - config.vocab_size, generator)
         if scaler and "classifier.weight" not in loaded.missing:
             scaler.transform(model)
         first = config.num_layers - settings.reinit_layers
@@ -105,6 +120,18 @@ class InitialModel:
         for module in fresh:
             initialize(module, config.initializer_range, generator)
         return model
+
+
+def add_pieces(model: TaskModel, count: int, generator: torch.Generator) -> None:
+    """Add rows at the end of the token table, drawn from N(0, 0.02) (Radford et al. 2018)."""
+    if count:
+        table = model.encoder.embeddings.token.weight.detach()
+        new = 0.02 * torch.randn(count, table.shape[1], generator=generator)
+        model.encoder.embeddings.token = nn.Embedding.from_pretrained(
+            torch.cat([table, new]), freeze=False
+        )
+        config = replace(model.config, vocab_size=len(table) + count)
+        model.config = model.encoder.config = config
 
 
 class Split(NamedTuple):
@@ -168,9 +195,15 @@ class Trainer:
         texts, a metric that is not of the task, scores that are all the same; as `load_tokenizer`.
         """
         task_type = TASK_TYPES[task.task_type]
-        tokenizer = load_tokenizer(start.folder)
-        config = read_config(start.folder)
+        tokenizer, config = start.tokenizer, read_config(start.folder)
+        if settings.lm_weight and config.family != "gpt":
+            raise ValueError(
+                f"`lm_weight={settings.lm_weight}`: {start.folder} is no GPT: leave `lm_weight` out"
+            )
         encoding = settings.encoding(task_type.default_length, config.max_positions)
+        if encoding.both_orders == "auto":
+            both = task.symmetric and start.is_gpt and encoding.long_texts != "windows"
+            encoding = replace(encoding, both_orders="on" if both else "off")
         names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
         splits = tuple(
@@ -207,9 +240,13 @@ class Trainer:
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
         width = read_config(self.start.folder).one_direction.hidden_size
-        return settings.with_defaults(
+        settings = settings.with_defaults(
             len(self.train.unit_lengths), width, self.task_type.default_batch
         )
+        if settings.lm_weight is None and not settings.freeze_encoder:
+            weight = GPT_LM_WEIGHT if self.start.is_gpt else 0.0
+            settings = replace(settings, lm_weight=weight)
+        return settings
 
     def describe(self, figures: Mapping[str, float]) -> str:
         """The main metric for a log line, with the number of dev examples if that is small."""
@@ -247,6 +284,7 @@ class Trainer:
             [self.train, *(split.features for split in self.dev)],
             model.encoder.embeddings.token.weight,
             model.config.pad_id,
+            whole=bool(settings.lm_weight),
         )
         used.shrink(model)
         train = used.renumbered(self.train)
@@ -270,6 +308,7 @@ class Trainer:
         task = FineTuning(
             self.task_type, model, train, batches, best, objective, engine, self.teacher
         )
+        task.lm_weight = settings.lm_weight or 0.0
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
         rates = settings.layer_decay, READER_RATE if settings.bilstm else 1.0
         optimizer = build_optimizer(model, *how, *rates)

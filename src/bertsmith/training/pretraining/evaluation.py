@@ -9,7 +9,7 @@ import numpy as np
 
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
-from bertsmith.corpus.examples.settings import ExampleSettings, Objective
+from bertsmith.corpus.examples.settings import ExampleSettings
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
@@ -21,6 +21,7 @@ from bertsmith.training.pretraining.objectives import (
     pretraining_sums,
     token_name,
 )
+from bertsmith.training.pretraining.settings import PretrainSettings
 from bertsmith.training.replicas import computed
 
 EVAL_SEED = 0
@@ -30,12 +31,15 @@ EVAL_SEED = 0
 FEWEST_PAIRS, MOST_READINGS = 256, 4
 
 
-def eval_stream(store: Corpus, vocabulary: Vocabulary, length: int, objective: Objective) -> Stream:
+def eval_stream(
+    store: Corpus, vocabulary: Vocabulary, length: int, settings: PretrainSettings
+) -> Stream:
     """Rows on which every run of a store with this length and objective is measured.
 
     Always with the paper's masks and pairs, so that recipes with others can be compared.
     """
-    examples = ExampleSettings(length, objective=objective)
+    bare = settings.architecture == "gpt"
+    examples = ExampleSettings(length, objective=settings.objective, bare=bare)
     return open_stream(store.held_out, vocabulary, examples, EVAL_SEED)
 
 

@@ -33,6 +33,7 @@ BUDGETS = ("steps", "tokens", "minutes")  # a run has exactly one of them
 WARMUPS = ("warmup_ratio", "warmup_steps")  # at most one of these
 SECOND_PHASE = ("phase2_ratio", "phase2_batch_size")  # nothing without phase2_length
 SHAPE = {
+    "architecture",
     "size",
     "init_scheme",
     "activation",
@@ -101,6 +102,8 @@ class DataSettings:
 class ModelSettings:
     """A new model."""
 
+    architecture: Annotated[Literal["bert", "gpt"], Advanced] = "bert"
+    """gpt: that of Radford et al. 2018, with objective ltr; its weights start at random."""
     size: str = "tiny"
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
     activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"
@@ -209,6 +212,10 @@ class PretrainSettings(
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.architecture == "gpt" and self.objective != "ltr":
+            raise ValueError(
+                f"`objective={self.objective!r}`: a GPT reads from left to right: `objective='ltr'`"
+            )
         if self.bag_of_words and self.objective in NEXT_TOKEN:
             raise ValueError(
                 f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
@@ -273,7 +280,11 @@ class PretrainSettings(
             and self.max_predictions_per_seq * length // self.max_length
         )
         return ExampleSettings(
-            length, max_predictions_per_seq=predictions, nsp_sampling=self.pair_rule, **values
+            length,
+            max_predictions_per_seq=predictions,
+            nsp_sampling=self.pair_rule,
+            bare=self.architecture == "gpt",
+            **values,
         )
 
     @property

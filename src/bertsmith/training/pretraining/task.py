@@ -51,8 +51,8 @@ def model_config(
 
     Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
     pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
-    another objective than mlm with a relative of BERT; for ltr+rtl with a model of one direction,
-    and for another objective with a model of two.
+    another objective than its own with a relative of BERT; for ltr+rtl with a model of one
+    direction, and for another objective with a model of two.
     """
     longest = settings.phases()[-1].length
     changes: dict[str, Any] = {
@@ -70,10 +70,11 @@ def model_config(
                 f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
                 f"{config.vocab_size:,}: use the tokenizer that the model was trained with"
             )
-        if settings.objective != "mlm" and config.family in RELATIVES:
+        able = "ltr" if config.family == "gpt" else "mlm"
+        if settings.objective != able and config.family in RELATIVES:
             raise ValueError(
-                f"{folder}: {RELATIVES[config.family]} can learn only with `objective='mlm'`, not "
-                f"with {settings.objective}"
+                f"{folder}: {RELATIVES[config.family]} can learn only with `objective='{able}'`, "
+                f"not with {settings.objective}"
             )
         if config.directions != directions:
             reads = {1: "in one direction, not in two", 2: "in two directions: use ltr+rtl"}
@@ -92,11 +93,15 @@ def model_config(
                 "use `bertsmith extend-positions`, or start a new model without `model`"
             )
         return replace(config, **changes)
+    activation = settings.activation
+    if settings.architecture == "gpt":
+        activation = "gelu_tanh"
+        changes |= {"family": "gpt", "type_vocab_size": 0, "layer_norm_eps": 1e-5}
     config = config_for(
         settings.size,
         len(tokenizer.vocabulary),
         max_positions=max(512, longest),
-        activation=settings.activation,
+        activation=activation,
         pre_norm=settings.layer_norm == "pre",
         gated=settings.glu,
         pad_id=tokenizer.vocabulary.pad_id,
@@ -133,7 +138,7 @@ def start_model(
         with WithoutInitialization():
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
-        if settings.init_scheme == "local":
+        if settings.init_scheme == "local" and config.family == "bert":
             for encoder in encoders(model.encoder):
                 local_start(encoder, config.initializer_range)
             if counts is not None:
@@ -295,7 +300,7 @@ def pretraining_tasks(
         stream = open_stream(store.train, vocabulary, settings.examples(phase.length), seed)
         held_out = None
         if number >= FEWEST_HELD_OUT:
-            held_out = eval_stream(store, vocabulary, phase.length, settings.objective)
+            held_out = eval_stream(store, vocabulary, phase.length, settings)
         tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
     return tasks
 

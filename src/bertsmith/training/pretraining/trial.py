@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bertsmith.base.processes import keep_freed_memory
+from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.corpus.examples.mixture import Sources, Stream, open_corpus, open_stream
 from bertsmith.corpus.examples.stream import Position
@@ -252,7 +253,12 @@ def resolve(
     if settings.precision == AUTO_INT8:
         config = model_config(open_corpus(corpus).tokenizer, settings, base_model)
         engine = with_faster_matmul(engine, settings, config)
-    resolved = {"nsp_sampling": settings.pair_rule, "bag_of_words": settings.bow_weight}
+    resolved: dict[str, Any] = {
+        "nsp_sampling": settings.pair_rule,
+        "bag_of_words": settings.bow_weight,
+    }
+    if base_model and read_config(base_model).family == "gpt":
+        resolved["architecture"] = "gpt"
     settings = replace(settings, **resolved, **engine.settings())
     if settings.micro_batch_size != "auto":
         return settings, engine, None
