@@ -14,8 +14,9 @@ from typing import Any
 
 from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
+from bertsmith.checkpoints.formats.elmo import elmo_settings, options_path
 from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import ElmoConfig, ModelConfig
 
 CONFIG_FILE = "config.json"
 BERT_NAMES = {  # ours: as config.json calls it
@@ -110,10 +111,15 @@ def config_entries(config: ModelConfig, own: bool = False) -> dict[str, Any]:
 
 
 def config_path(folder: Path) -> Path:
-    """config.json, or Google's bert_config.json. Errors: ValueError for a folder with neither."""
+    """config.json, Google's bert_config.json, or ELMo's options.json.
+
+    Errors: ValueError for a folder with none.
+    """
     for path in (folder / CONFIG_FILE, folder / GOOGLE_CONFIG):
         if path.exists():
             return path
+    if options := options_path(folder):
+        return options
     if any(folder.glob("*.ckpt*")):
         raise ValueError(
             f"{folder}: no {GOOGLE_CONFIG}: copy it, and vocab.txt, from the folder of the model "
@@ -123,9 +129,13 @@ def config_path(folder: Path) -> Path:
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is, Google's as if it were one. Errors: ValueError that names the file."""
+    """config.json as it is, others' as if it were one. Errors: ValueError that names the file."""
     path = config_path(folder)
-    return google_config(folder) if path.name == GOOGLE_CONFIG else read_json_object(path)
+    if path.name == CONFIG_FILE:
+        return read_json_object(path)
+    if path.name == GOOGLE_CONFIG:
+        return google_config(folder)
+    return {"model_type": OWN_TYPE, OWN_SETTINGS: {"family": "elmo", **elmo_settings(path)}}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -141,7 +151,8 @@ def read_config(folder: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     try:
-        return from_mapping(ModelConfig, values, path.name)
+        kind = ElmoConfig if values.get("family") == "elmo" else ModelConfig
+        return from_mapping(kind, values, path.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 

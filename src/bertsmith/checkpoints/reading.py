@@ -23,6 +23,7 @@ from bertsmith.checkpoints.stored import (
     not_made_for,
 )
 from bertsmith.model.config import ModelConfig
+from bertsmith.text.tokenizer.characters import CharacterTokenizer
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 PADDED = 128  # rows of an embedding are filled up to a multiple of at most so many
@@ -34,7 +35,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Errors: ValueError for more pieces than the model has.
     """
-    tokenizer, rows = Tokenizer.from_pretrained(folder), read_config(folder).vocab_size
+    config = read_config(folder)
+    if config.family == "elmo":
+        return CharacterTokenizer()
+    tokenizer, rows = Tokenizer.from_pretrained(folder), config.vocab_size
     pieces = len(tokenizer.vocabulary)
     said = f"{folder}: its vocabulary has {pieces:,} pieces, but its model {rows:,}"
     if pieces > rows:

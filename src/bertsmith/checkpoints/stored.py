@@ -24,6 +24,7 @@ from bertsmith.checkpoints.config_json import (
     config_path,
     model_kind,
 )
+from bertsmith.checkpoints.formats.elmo import HDF5, OPTIONS, options_path, read_hdf5, weights_path
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, IS_SHARD, Bundle
 from bertsmith.checkpoints.names import (
@@ -51,7 +52,8 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]  # as ours, whatever the file's
     source: Any = None
-    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor, or (dtype, first byte)."""
+    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor, or (dtype, first byte); or
+    the array itself."""
 
     def array(self) -> np.ndarray:
         """Its numbers, float32, mapped from the file where they are that already.
@@ -62,6 +64,8 @@ class StoredTensor:
             array = bundle_array(self.source, self.name, self.name).astype(np.float32)
         elif isinstance(self.source, tuple):
             array = self._mapped(*self.source)
+        elif isinstance(self.source, np.ndarray):
+            array = self.source
         else:
             array = self.source.float().numpy()
         # NaN is both the smallest and the largest number; this reads once and writes nothing
@@ -114,6 +118,12 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
             for name in bundle.names
             if name != GLOBAL_STEP and not name.endswith(tuple(SLOTS))
         ]
+    if file.suffix == HDF5:
+        options = options_path(file.parent)
+        if options is None:
+            raise ValueError(f"{file}: no {OPTIONS} beside it, which says the sizes: copy it, too")
+        found = read_hdf5(file, options)
+        return [StoredTensor(file, name, x.shape, x) for name, x in found.items()]
     if IS_SHARD.search(file.name):
         return []
     with opened(file, "np"):  # its reader checks the header, also beside the file's size
@@ -156,6 +166,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if (index := folder / f"{name}{INDEX_SUFFIX}").exists():
             return _shards(index)
+    if hdf5 := weights_path(folder):
+        return [hdf5]
     if prefix := checkpoint_prefix(folder):
         bundle = open_checkpoint(prefix)
         return [bundle.index, *bundle.shards()]

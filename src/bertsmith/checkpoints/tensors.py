@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file
+from bertsmith.checkpoints.formats.elmo import HDF5
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, write_bundle
 from bertsmith.checkpoints.names import (
@@ -39,7 +40,8 @@ def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in state.items():
         names = hugging_face_names(name)
-        renamed.update(zip(names, tensor.chunk(len(names)), strict=True))
+        parts = tensor.chunk(len(names)) if tensor.ndim else [tensor]
+        renamed.update(zip(names, parts, strict=True))
     return renamed
 
 
@@ -85,6 +87,8 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
     for file, wanted in itertools.groupby(stored, key=lambda tensor: tensor.file):
         if file.suffix == PICKLED:
             yield from (tensor.source for tensor in wanted)
+        elif file.suffix == HDF5:
+            yield from (torch.from_numpy(tensor.array()) for tensor in wanted)
         elif file.name.endswith(INDEX):
             for tensor in wanted:
                 yield torch.from_numpy(bundle_array(tensor.source, tensor.name, tensor.name))

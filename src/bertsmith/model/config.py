@@ -10,7 +10,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Bounds, Fraction, NotNegative, PositiveFraction, check_bounds
+from bertsmith.base.settings import (
+    Bounds,
+    Fraction,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    check_bounds,
+)
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -72,6 +79,52 @@ class ModelConfig:
     def table_size(self) -> int:
         """Numbers in a row of the token, position and segment embeddings."""
         return self.embedding_size or self.hidden_size
+
+
+@dataclass(frozen=True)
+class ElmoConfig(ModelConfig):
+    """An ELMo (Peters et al. 2018); defaults: the released "original", 93.6 million parameters.
+
+    Its tokens are bytes. `hidden_size` is that of both directions side by side, `intermediate_size`
+    of an LSTM's cells, `embedding_size` of a byte's vector. Fields that are not here have no use.
+    """
+
+    vocab_size: Annotated[int, Size] = 262
+    hidden_size: Annotated[int, Size] = 1024
+    num_layers: Annotated[int, Size] = 2
+    num_heads: Annotated[int, Size] = 1
+    intermediate_size: Annotated[int, Size] = 4096
+    max_positions: Annotated[int, Size] = 1_000_000  # there is no table of them
+    attention_dropout: Annotated[float, Fraction] = 0.0
+    initializer_range: Annotated[float, NotNegative] = 0.05
+    family: str = "elmo"
+    embedding_size: Annotated[int | None, Size] = 16
+    filters: Annotated[tuple[int, ...], SizeOrNone] = (32, 32, 64, 128, 256, 512, 1024)
+    """The number of those that are 1, 2, 3 ... bytes wide."""
+    num_highways: Annotated[int, SizeOrNone] = 2
+    cell_clip: Annotated[float, Positive] = 3.0
+    projection_clip: Annotated[float, Positive] = 3.0
+    skip_connections: bool = True  # a layer's input is added to its output, but for the first
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.family != "elmo" or self.hidden_size % 2 or not sum(self.filters):
+            raise ValueError(
+                f"family {self.family!r}, hidden_size {self.hidden_size}, filters {self.filters}: "
+                "an elmo has two directions of one size, and filters"
+            )
+
+    @property
+    def projection_size(self) -> int:
+        """Of a word's vector, and of the output of a direction of a layer."""
+        return self.hidden_size // 2
+
+
+ELMO_SIZES = {  # of the released models; all have the same filters
+    "small": ElmoConfig(hidden_size=256, intermediate_size=1024, num_highways=1),
+    "medium": ElmoConfig(hidden_size=512, intermediate_size=2048, num_highways=1),
+    "original": ElmoConfig(),
+}
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:

@@ -207,7 +207,10 @@ class SequenceClassifier(TaskModel):
             lengths = ids_BS.shape[1] if lengths_B is None else lengths_B[:, None]
             read_B1 = read_B1 + lengths - 1
         hidden_B1H = self.encoder(ids_BS, types_BS, lengths_B, read_B1)
-        pooled_BH = self.dropout(self.pooler(hidden_B1H[:, 0]))
+        return self.classify(self.dropout(self.pooler(hidden_B1H[:, 0])))
+
+    def classify(self, pooled_BH: Tensor) -> Tensor:
+        """Logits [B, K], or scores [B, 1], of the vectors of rows."""
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
         # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005
