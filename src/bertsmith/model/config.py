@@ -76,6 +76,16 @@ class ModelConfig:
             raise ValueError(f"{' and '.join(options)}: BERT has that, {self.family} has not")
 
     @property
+    def is_frozen(self) -> bool:
+        """True if fine-tuning trains a head alone, over the layers as they are."""
+        return False
+
+    @property
+    def length_scale(self) -> int:
+        """Tokens of a row where a BERT reads one: what lengths in tokens are multiplied with."""
+        return 1
+
+    @property
     def table_size(self) -> int:
         """Numbers in a row of the token, position and segment embeddings."""
         return self.embedding_size or self.hidden_size
@@ -113,6 +123,14 @@ class ElmoConfig(ModelConfig):
                 f"family {self.family!r}, hidden_size {self.hidden_size}, filters {self.filters}: "
                 "an elmo has two directions of one size, and filters"
             )
+
+    @property
+    def is_frozen(self) -> bool:
+        return True
+
+    @property
+    def length_scale(self) -> int:
+        return 6  # bytes, with the end of a word
 
     @property
     def projection_size(self) -> int:

@@ -6,7 +6,7 @@ its first byte. Heads: of a text a BiLSTM and its largest values, of a pair u, v
 u v (Conneau et al. 2017, arXiv 1705.02364); of tags two layers of BiLSTM; of an answer two layers
 with attention between question and passage in between (Seo et al. 2017, arXiv 1611.01603).
 
-Letters: B rows of S bytes, N words, T texts of W words, H size of a word's mixed vector, G of a
+Letters: B rows of S bytes, N words, W of a text, H size of a word's mixed vector, G of a
 direction of a BiLSTM, K outputs; J words of a question.
 """
 
@@ -39,19 +39,26 @@ from bertsmith.model.heads import (
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.lstm import BiLSTM, ScalarMix
 
-HEAD_SIZE = 256  # of a direction of a BiLSTM
+HEAD_SIZE = 128  # of a direction of a BiLSTM
 BYTES_A_WORD = 6  # about, with its end, to count operations
 INSIDE = 10.0  # an answer begins inside a word with this much less than at its border, in nats
 NEVER = -1e4  # a logit that no softmax sees
 
 
+class Texts(NamedTuple):
+    """The first, or the second, text of each row."""
+
+    words_BW: Tensor  # the numbers of its words, with the borders of a sentence
+    lengths_B: Tensor  # its words, without the borders
+
+
 class Words(NamedTuple):
     """The N words of B rows, in the order in which they stand there."""
 
-    words_UK: Tensor  # the U different ones with the borders of a sentence, as ELMo reads them
-    texts_TW: Tensor  # their numbers in each text; a row has one text, or all rows have two
-    lengths_T: Tensor  # words of each text, without the borders
-    text_N: Tensor  # where each word stands
+    words_UK: Tensor  # the U different ones and the borders of a sentence, as ELMo reads them
+    texts: list[Texts]  # one, or two where a row has a pair
+    text_N: Tensor  # where each word stands: in which of them, in which row, at which place
+    row_N: Tensor
     place_N: Tensor
     first_N: Tensor  # its first byte's place in [B * S]
     size_N: Tensor  # its bytes
@@ -86,18 +93,21 @@ def gather_words(ids_BS: Tensor) -> Words:
     words_UK, which_N = words_NK.unique(dim=0, return_inverse=True)
 
     second_BS = (ids_BS == SENTENCE_END).cumsum(dim=1).clamp(max=1)
-    segment_N = second_BS.flatten()[first_N]
-    texts = 1 + int(segment_N.amax()) if len(segment_N) else 1
-    text_N = first_N // width * texts + segment_N
-    lengths_T = text_N.bincount(minlength=rows * texts)
+    text_N, row_N = second_BS.flatten()[first_N], first_N // width
+    lengths_T = (2 * row_N + text_N).bincount(minlength=2 * rows)
     place_N = torch.arange(len(first_N), device=ids_BS.device)
-    place_N = place_N - (lengths_T.cumsum(dim=0) - lengths_T)[text_N]
-    texts_TW = which_N[-2].repeat(rows * texts, int(lengths_T.max()) + 2)
-    texts_TW[text_N, place_N + 1] = which_N[:-2]
-    texts_TW[torch.arange(len(texts_TW), device=ids_BS.device), lengths_T + 1] = which_N[-1]
+    place_N = place_N - (lengths_T.cumsum(dim=0) - lengths_T)[2 * row_N + text_N]
+    texts = []
+    for number, lengths_B in enumerate(lengths_T.view(rows, 2).unbind(dim=1)):
+        longest, is_here_N = int(lengths_B.max()), text_N == number
+        words_BW = which_N[-2].repeat(rows, longest + 2)
+        words_BW[row_N[is_here_N], place_N[is_here_N] + 1] = which_N[:-2][is_here_N]
+        words_BW[torch.arange(rows, device=ids_BS.device), lengths_B + 1] = which_N[-1]
+        if longest or not number:
+            texts.append(Texts(words_BW, lengths_B))
     byte_M = is_read_X.nonzero()[:, 0]
-    where = text_N, place_N, first_N, size_N
-    return Words(words_UK, texts_TW, lengths_T, *where, number_X[byte_M], byte_M)
+    where = text_N, row_N, place_N, first_N, size_N
+    return Words(words_UK, texts, *where, number_X[byte_M], byte_M)
 
 
 class ElmoTask(TaskModel):
@@ -118,13 +128,15 @@ class ElmoTask(TaskModel):
         self.encoder.eval()
         return self
 
-    def read(self, ids_BS: Tensor) -> tuple[Tensor, Words]:
-        """The mixed vectors of the words of each text, [T, W, H] of at least one place."""
-        words = gather_words(ids_BS)
-        with torch.no_grad():
-            layers = self.encoder(words.words_UK, words.texts_TW, words.lengths_T + 2)
-            layers_TWNH = torch.stack(layers, dim=2)[:, 1:]
-        return self.mix(layers_TWNH), words
+    def read(self, words: Words) -> list[Tensor]:
+        """The mixed vectors [B, W, H] of the words of the first texts, and of the second."""
+        mixed = []
+        for words_BW, lengths_B in words.texts:
+            with torch.no_grad():
+                layers = self.encoder(words.words_UK, words_BW, lengths_B + 2)
+                layers_BWNH = torch.stack(layers, dim=2)[:, 1:]  # without the left border
+            mixed.append(self.mix(layers_BWNH))
+        return mixed
 
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; ELMo's forward pass alone."""
@@ -144,9 +156,11 @@ class ElmoClassifier(ElmoTask, SequenceClassifier):
         self.classifier = nn.Linear(2 * HEAD_SIZE, num_outputs)
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
-        x_TWH, words = self.read(ids_BS)
-        largest_TG = largest_words(self.reader(x_TWH, words.lengths_T), words.lengths_T)
-        u_BG, *second = largest_TG.unflatten(0, (len(ids_BS), -1)).unbind(dim=1)
+        words = gather_words(ids_BS)
+        u_BG, *second = (
+            largest_words(self.reader(x_BWH, text.lengths_B), text.lengths_B)
+            for x_BWH, text in zip(self.read(words), words.texts, strict=True)
+        )
         v_BG = second[0] if second else torch.zeros_like(u_BG)
         pair_BG = torch.cat([u_BG, v_BG, (u_BG - v_BG).abs(), u_BG * v_BG], dim=1)
         return self.classify(self.dropout(self.dense(self.dropout(pair_BG)).tanh()))
@@ -166,9 +180,9 @@ class ElmoTagger(ElmoTask, TokenClassifier):
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits; elsewhere they are 0 and mean nothing."""
-        x_TWH, words = self.read(ids_BS)
-        read_TWG = self.dropout(self.reader(x_TWH, words.lengths_T))
-        logits_NK = self.classifier(read_TWG[words.text_N, words.place_N])
+        words = gather_words(ids_BS)
+        read_BWG = self.reader(self.read(words)[0], words.texts[0].lengths_B)
+        logits_NK = self.classifier(self.dropout(read_BWG)[words.row_N, words.place_N])
         logits_XK = logits_NK.new_zeros(ids_BS.numel(), self.num_outputs)
         return logits_XK.index_copy(0, words.first_N, logits_NK).unflatten(0, ids_BS.shape)
 
@@ -191,26 +205,26 @@ class ElmoSpanPredictor(ElmoTask, SpanPredictor):
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Logits; those outside of the passage are out of the question, but for [CLS]."""
-        x_TWH, words = self.read(ids_BS)
-        read_BTWG = self.reader(x_TWH, words.lengths_T).unflatten(0, (len(ids_BS), -1))
-        # a row without a passage is its own
-        question_BJG, passage_BWG = read_BTWG[:, 0], read_BTWG[:, -1]
-        lengths_BT = words.lengths_T.unflatten(0, (len(ids_BS), -1))
-        fused_BWG = self._attended(question_BJG, passage_BWG, lengths_BT[:, 0], lengths_BT[:, -1])
-        modeled_BWG = self.dropout(self.modeler(fused_BWG, lengths_BT[:, -1]))
+        words = gather_words(ids_BS)
+        asked_B, read_B = words.texts[0].lengths_B, words.texts[-1].lengths_B
+        vectors = self.read(words)
+        question_BJG = self.reader(vectors[0], asked_B)
+        passage_BWG = self.reader(vectors[-1], read_B)
+        fused_BWG = self._attended(question_BJG, passage_BWG, asked_B, read_B)
+        modeled_BWG = self.dropout(self.modeler(fused_BWG, read_B))
         logits_BW2 = self.span(modeled_BWG).float()
 
-        texts = read_BTWG.shape[1]
-        logits_N2 = logits_BW2[words.text_N // texts, words.place_N]
-        is_passage_N1 = (words.text_N % texts == texts - 1)[:, None]
-        logits_N2 = logits_N2.masked_fill(~is_passage_N1, NEVER)
+        passage = (words.text_N == len(words.texts) - 1).nonzero()[:, 0]
+        logits_N2 = logits_BW2.new_full((len(words.text_N), 2), NEVER)
+        found = logits_BW2[words.row_N[passage], words.place_N[passage]]
+        logits_N2 = logits_N2.index_copy(0, passage, found)
         borders = torch.stack([words.first_N, words.first_N + (words.size_N - 1).clamp(min=0)], 1)
         is_border_M2 = borders[words.word_M] == words.byte_M[:, None]
         logits_M2 = logits_N2[words.word_M] - INSIDE * ~is_border_M2
         logits_X2 = logits_M2.new_full((ids_BS.numel(), 2), NEVER)
         logits_X2 = logits_X2.index_copy(0, words.byte_M, logits_M2)
         firsts = torch.arange(0, ids_BS.numel(), ids_BS.shape[1], device=ids_BS.device)
-        nothing_B2 = self.nothing(largest_words(modeled_BWG, lengths_BT[:, -1])).float()
+        nothing_B2 = self.nothing(largest_words(modeled_BWG, read_B)).float()
         return logits_X2.index_copy(0, firsts, nothing_B2).unflatten(0, ids_BS.shape)
 
     def _attended(
@@ -230,16 +244,16 @@ class ElmoSpanPredictor(ElmoTask, SpanPredictor):
         return torch.cat(parts, dim=2)
 
 
-def is_word(lengths_T: Tensor, size: int) -> Tensor:
-    """bool [T, W], False at padding."""
-    return torch.arange(size, device=lengths_T.device) < lengths_T[:, None]
+def is_word(lengths_B: Tensor, size: int) -> Tensor:
+    """bool [B, W], False at padding."""
+    return torch.arange(size, device=lengths_B.device) < lengths_B[:, None]
 
 
-def largest_words(x_TWG: Tensor, lengths_T: Tensor) -> Tensor:
-    """The largest of each number over the words of a text, [T, G]; 0 of a text without a word.
+def largest_words(x_BWG: Tensor, lengths_B: Tensor) -> Tensor:
+    """The largest of each number over the words of a text, [B, G]; 0 of a text without a word.
 
     >>> largest_words(torch.tensor([[[1.0], [-2.0]], [[5.0], [6.0]]]), torch.tensor([2, 0])).tolist()
     [[1.0], [0.0]]
     """
-    padded_TWG = x_TWG.masked_fill(~is_word(lengths_T, x_TWG.shape[1])[:, :, None], NEVER)
-    return torch.where(lengths_T[:, None] > 0, padded_TWG.amax(dim=1), 0.0)
+    padded_BWG = x_BWG.masked_fill(~is_word(lengths_B, x_BWG.shape[1])[:, :, None], NEVER)
+    return torch.where(lengths_B[:, None] > 0, padded_BWG.amax(dim=1), 0.0)

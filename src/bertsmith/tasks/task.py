@@ -12,6 +12,11 @@ from typing import Annotated, Any, Literal
 from bertsmith.base.settings import Advanced, Count, check_bounds, from_mapping, nearest
 
 
+LENGTHS = (  # settings in tokens
+    *("max_length", "doc_stride", "tokens_per_window", "max_question_length", "max_answer_length"),
+)
+
+
 @dataclass(frozen=True)
 class EncodingSettings:
     """Settings of `featurize` and its sisters; each task type reads those that it has."""
@@ -37,6 +42,15 @@ class EncodingSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+    def scaled(self, factor: int) -> EncodingSettings:
+        """The same with all lengths in tokens times a factor, for a model of shorter tokens.
+
+        >>> EncodingSettings(max_length=128).scaled(6).max_length
+        768
+        """
+        lengths = {name: factor * getattr(self, name) for name in LENGTHS}
+        return replace(self, **lengths)
 
 
 def stored_encoding(stored: Mapping[str, Any], positions: int, source: str) -> EncodingSettings:

@@ -41,12 +41,15 @@ class TrimmedEmbeddings:
     One unused row stays, the longest: it shows what decay does to all of them.
     """
 
-    def __init__(self, features: Sequence[Features], table: Tensor, pad_id: int) -> None:
-        """`table` [V, H] is that of the model before training."""
+    def __init__(
+        self, features: Sequence[Features], table: Tensor, pad_id: int, whole: bool = False
+    ) -> None:
+        """`table` [V, H] is that of the model before training; `whole`: all of it stays, as of a
+        model that knows its pieces by number."""
         counts = np.zeros(len(table), np.int64)
         for part in features:
             counts += np.bincount(part.ids, minlength=len(table))
-        used = counts > 0
+        used = (counts > 0) | whole
         used[pad_id] = True
         unused = np.flatnonzero(~used)
         self.decay_id = None
@@ -165,8 +168,9 @@ class FineTuning:
         workers = min(self.engine.workers, len(units))
         micro_batches = self._split(units, workers)
         largest = max(micro["ids"].size for micro in micro_batches)
-        if self.engine.device.type == "cpu" and largest > TOKENS_AT_ONCE:
-            rounds = math.ceil(largest / TOKENS_AT_ONCE)
+        at_once = TOKENS_AT_ONCE * self.model.config.length_scale
+        if self.engine.device.type == "cpu" and largest > at_once:
+            rounds = math.ceil(largest / at_once)
             micro_batches = self._split(units, min(workers * rounds, len(units)))
         tokens = sum(int(micro["lengths"].sum()) for micro in micro_batches)
         labels = sum(self.task_type.num_labelled(micro["labels"]) for micro in micro_batches)

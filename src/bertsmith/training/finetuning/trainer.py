@@ -14,8 +14,9 @@ import torch
 from bertsmith.base.terminal import of_cases
 from bertsmith.checkpoints.config_json import label_names as stored_names
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
-from bertsmith.checkpoints.model_folder import TASK_CLASSES, load_model
+from bertsmith.checkpoints.model_folder import TASK_CLASSES, family_class, load_model
 from bertsmith.checkpoints.reading import load_tokenizer
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.initialization import initialize
 from bertsmith.model.lstm import FrozenTagger
@@ -80,7 +81,8 @@ class InitialModel:
                 f"`reinit_layers={settings.reinit_layers}`: the model has {config.num_layers}"
             )
         if self.from_scratch:
-            return initialize(head(config, num_outputs), config.initializer_range, generator)
+            kind = family_class(head, config, self.folder)
+            return initialize(kind(config, num_outputs), config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
         earlier = read_extra_config(self.folder).get("task")
         same_classes = not label_names or (
@@ -164,7 +166,10 @@ class Trainer:
         task_type = TASK_TYPES[task.task_type]
         tokenizer = load_tokenizer(start.folder)
         config = read_config(start.folder)
-        encoding = settings.encoding(task_type.default_length, config.max_positions)
+        encoding = settings.encoding(
+            task_type.default_length, config.max_positions, config.length_scale
+        )
+        check_frozen(start.folder, config, settings)
         names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
         splits = tuple(
@@ -200,9 +205,12 @@ class Trainer:
 
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
-        width = read_config(self.start.folder).hidden_size
+        config = read_config(self.start.folder)
         return settings.with_defaults(
-            len(self.train.unit_lengths), width, self.task_type.default_batch
+            len(self.train.unit_lengths),
+            config.hidden_size,
+            self.task_type.default_batch,
+            config.is_frozen,
         )
 
     def describe(self, figures: Mapping[str, float]) -> str:
@@ -241,6 +249,7 @@ class Trainer:
             [self.train, *(split.features for split in self.dev)],
             model.encoder.embeddings.token.weight,
             model.config.pad_id,
+            whole=model.config.is_frozen,
         )
         used.shrink(model)
         train = used.renumbered(self.train)
@@ -339,6 +348,19 @@ class Trainer:
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
         share = 0.0 if self.teacher is None else settings.distillation_weight
         return Objective(weights, settings.focal_gamma, share, settings.temperature)
+
+
+def check_frozen(folder: Path, config: ModelConfig, settings: FinetuneSettings) -> None:
+    """Refuse settings of layers that never learn. Errors: ValueError that names them."""
+    names = ("freeze_encoder", "reinit_layers", "attention_dropout", "layer_decay")
+    standard = FinetuneSettings()
+    given = [name for name in names if getattr(settings, name) != getattr(standard, name)]
+    if config.is_frozen and given:
+        listed = ", ".join(f"`{name}`" for name in given)
+        raise ValueError(
+            f"{folder}: {listed}: fine-tuning never changes the layers of a model of the family "
+            f"{config.family}, but trains a head over them: leave it out"
+        )
 
 
 def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
