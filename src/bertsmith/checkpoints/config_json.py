@@ -86,6 +86,7 @@ KINDS = {  # architecture: our class of model/heads.py, or lstm.py
     "BertForQuestionAnswering": "SpanPredictor",
     "BertModel": "BareModel",
     "ElectraForPreTraining": "ReplacedTokenDetector",
+    "BertForBidirectionalLM": "ElmoLM",  # a name of ours
 }  # of the others there is one of each `CLASS_PREFIX`
 TASK_KINDS = (
     *("SequenceClassifier", "OptionScorer", "TokenClassifier", "FrozenTagger", "SpanPredictor"),

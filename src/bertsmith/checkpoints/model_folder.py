@@ -54,6 +54,7 @@ from bertsmith.checkpoints.tensors import (
     write_tensors,
 )
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.elmo import ElmoLM
 from bertsmith.model.elmo_heads import (
     ElmoClassifier,
     ElmoOptionScorer,
@@ -81,7 +82,7 @@ TASK_CLASSES: dict[str, type[TaskModel]] = {
 }
 CLASSES: dict[str, type[nn.Module]] = {
     **TASK_CLASSES,
-    **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector)},
+    **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector, ElmoLM)},
 }
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 Model = TypeVar("Model", bound=nn.Module)

@@ -56,7 +56,7 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
         for way in ("reader.forwards", "reader.backwards", "modeler.forwards", "modeler.backwards")
         for name in (f"{way}.{{n}}.inputs", f"{way}.{{n}}.state")
     },
-    **{name: [name] for name in ("mix", "dense", "attention", "nothing")},  # of an ELMo's heads
+    **{name: [name] for name in ("mix", "dense", "attention", "nothing", "output")},  # of an ELMo
     "classifier": ["classifier"],
     "span": ["qa_outputs"],
 }

@@ -265,6 +265,33 @@ class Elmo(nn.Module):
         return outputs, ended
 
 
+class ElmoLM(nn.Module):
+    """ELMo with the softmax over V words that its directions share, as it is trained."""
+
+    def __init__(self, config: ElmoConfig, num_words: int) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Elmo(config)
+        self.output = nn.Linear(config.projection_size, num_words)
+
+    def initialize(self, generator: torch.Generator) -> ElmoLM:
+        """Weights truncated normal by their inputs, biases 0, but for the highways' gates: at -2
+        they begin by letting through (as released)."""
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    std = module.in_features**-0.5
+                    nn.init.trunc_normal_(
+                        module.weight, 0.0, std, -2 * std, 2 * std, generator=generator
+                    )
+                    if module.bias is not None:
+                        module.bias.zero_()
+            nn.init.uniform_(self.encoder.embeddings.token.weight, -1.0, 1.0, generator=generator)
+            for highway in self.encoder.embeddings.highways:
+                highway.bias[: len(highway.bias) // 2] = -2.0
+        return self
+
+
 def backwards(lengths_B: Tensor, size: int) -> Tensor:
     """The places of rows from their ends, int64 [B, S]; padding stays where it is.
 
