@@ -145,6 +145,29 @@ ELMO_SIZES = {  # of the released models; all have the same filters
 }
 
 
+def elmo_config(size: str) -> ElmoConfig:
+    """The configuration of a named size or of "PROJECTIONxCELLS", whose filters are in proportion.
+
+    >>> elmo_config("64x256").filters, elmo_config("small").hidden_size
+    ((4, 4, 8, 16, 32, 64, 128), 256)
+
+    Errors: ValueError for an unknown size.
+    """
+    if size in ELMO_SIZES:
+        return ELMO_SIZES[size]
+    if not (shape := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,5})", size)):
+        raise ValueError(
+            f"unknown size '{size}': known are {', '.join(ELMO_SIZES)} and PROJECTIONxCELLS such "
+            "as 64x256"
+        )
+    projection, cells = int(shape[1]), int(shape[2])
+    largest = ELMO_SIZES["original"]
+    filters = tuple(-(-count * projection // largest.projection_size) for count in largest.filters)
+    return ElmoConfig(
+        hidden_size=2 * projection, intermediate_size=cells, num_highways=1, filters=filters
+    )
+
+
 def layers_and_hidden(size: str) -> tuple[int, int]:
     """Number of layers and hidden size of a named size or of "LAYERSxHIDDEN".
 
