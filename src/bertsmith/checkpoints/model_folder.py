@@ -82,7 +82,9 @@ TASK_CLASSES: dict[str, type[TaskModel]] = {
 }
 CLASSES: dict[str, type[nn.Module]] = {
     **TASK_CLASSES,
-    **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector, ElmoLM)},
+    **{
+        kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector, ElmoLM)
+    },
 }
 LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 Model = TypeVar("Model", bound=nn.Module)

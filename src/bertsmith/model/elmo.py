@@ -1,4 +1,4 @@
-"""ELMo's bidirectional language model (Peters et al. 2018, arXiv 1802.05365; Jozefowicz et al. 2016).
+"""ELMo's bidirectional language model (Peters et al. 2018, arXiv 1802.05365).
 
 A word's bytes go through filters of several widths, highways and a projection. Two stacks of LSTMs
 read the words, one from the left and one from the right. They share the word's vector, and in
@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.model.config import ElmoConfig
@@ -107,7 +106,7 @@ class ProjectedLSTM(nn.Module):
 
 
 class _Recurrence(torch.autograd.Function):
-    """The steps of `ProjectedLSTM` from W x + b; outputs [S, B, P] and, to be read, cells [S, B, C].
+    """The steps of `ProjectedLSTM` from W x + b: outputs [S, B, P], and cells [S, B, C] to read.
 
     Products have the dtype of W x + b; cells and what is computed of them are float32. The state
     before the first step has no gradient.
@@ -288,6 +287,7 @@ class ElmoLM(nn.Module):
                         module.bias.zero_()
             nn.init.uniform_(self.encoder.embeddings.token.weight, -1.0, 1.0, generator=generator)
             for highway in self.encoder.embeddings.highways:
+                assert isinstance(highway, nn.Linear)
                 highway.bias[: len(highway.bias) // 2] = -2.0
         return self
 

@@ -78,7 +78,9 @@ def gather_words(ids_BS: Tensor) -> Words:
     is_byte_X = (ids_X > 0) & (ids_X < SENTENCE_BEGIN)
     is_read_X = is_byte_X | is_end_X
     first_N = (is_read_X & ~F.pad(is_byte_X, (1, 0))[:-1]).nonzero()[:, 0]
-    number_X = torch.bucketize(torch.arange(rows * width, device=ids_BS.device), first_N, right=True)
+    number_X = torch.bucketize(
+        torch.arange(rows * width, device=ids_BS.device), first_N, right=True
+    )
     number_X = number_X - 1  # at no word's place that of the word before
     byte_Y = is_byte_X.nonzero()[:, 0]
     place_Y = byte_Y - first_N[number_X[byte_Y]]
@@ -252,7 +254,8 @@ def is_word(lengths_B: Tensor, size: int) -> Tensor:
 def largest_words(x_BWG: Tensor, lengths_B: Tensor) -> Tensor:
     """The largest of each number over the words of a text, [B, G]; 0 of a text without a word.
 
-    >>> largest_words(torch.tensor([[[1.0], [-2.0]], [[5.0], [6.0]]]), torch.tensor([2, 0])).tolist()
+    >>> x_BWG = torch.tensor([[[1.0], [-2.0]], [[5.0], [6.0]]])
+    >>> largest_words(x_BWG, torch.tensor([2, 0])).tolist()
     [[1.0], [0.0]]
     """
     padded_BWG = x_BWG.masked_fill(~is_word(lengths_B, x_BWG.shape[1])[:, :, None], NEVER)

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import Advanced, Count, check_bounds, from_mapping, nearest
 
-
 LENGTHS = (  # settings in tokens
     *("max_length", "doc_stride", "tokens_per_window", "max_question_length", "max_answer_length"),
 )

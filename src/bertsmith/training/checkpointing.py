@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertsmith.base.files import (
@@ -40,7 +40,6 @@ from bertsmith.checkpoints.run_folder import (
 )
 from bertsmith.checkpoints.snapshots import Snapshot, save_checkpoint
 from bertsmith.checkpoints.tensors import read_tensor_file, write_tensors
-from bertsmith.model.heads import TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.loop.loop import stop_signals
 from bertsmith.training.loop.task import Training, TrainingState
@@ -164,7 +163,7 @@ class SeedCheckpoint:
     @staticmethod
     def write(
         folder: Path,
-        model: TaskModel,
+        model: nn.Module,
         optimizer: Optimizer,
         state: TrainingState,
         best: Mapping[str, Any],
@@ -187,7 +186,7 @@ class SeedCheckpoint:
             if checkpoint != path:
                 remove_folder(checkpoint)
 
-    def restore(self, model: TaskModel, optimizer: Optimizer, take_up: Callable[..., None]) -> None:
+    def restore(self, model: nn.Module, optimizer: Optimizer, take_up: Callable[..., None]) -> None:
         """Restore model and optimizer; `take_up` gets the best weights, and `best`.
 
         Errors: ValueError for optimizer tensors that do not fit the model or are not finite.

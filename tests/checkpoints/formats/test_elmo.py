@@ -1,4 +1,4 @@
-"""Released ELMo weights: the vectors that the TensorFlow code gave, and files that are not theirs."""
+"""Released ELMo weights: the vectors that TensorFlow gave, and files that are not theirs."""
 
 import json
 import shutil
@@ -35,7 +35,9 @@ def test_vectors_are_those_of_the_released_code(source):
     files = [h5py.File(folder / f"lm_embeddings_{k}.hdf5") for k in range(3)]
     for number in range(10):  # a batch of three rows, each of which goes on with its stream
         sentences = [stream[number].split() for stream in streams]
-        rows = [make_rows(whole(tokenizer, words), None, tokenizer.vocabulary) for words in sentences]
+        rows = [
+            make_rows(whole(tokenizer, words), None, tokenizer.vocabulary) for words in sentences
+        ]
         ids = torch.nn.utils.rnn.pad_sequence(
             [torch.from_numpy(row.ids) for row in rows], batch_first=True
         )

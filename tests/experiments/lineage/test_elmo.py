@@ -13,14 +13,20 @@ from bertsmith.experiments.finetuning import finetune
 from bertsmith.experiments.lineage import elmo
 from bertsmith.experiments.lineage.elmo import (
     ElmoSettings,
-    ElmoText,
-    SentenceStream,
-    WindowStream,
     draw_samples,
     expected_count,
-    is_held_out,
     pretrain_elmo,
     sampled_loss,
+)
+from bertsmith.experiments.lineage.elmo_text import (
+    LEFT_BORDER,
+    RIGHT_BORDER,
+    UNKNOWN,
+    ElmoText,
+    SentenceStream,
+    Streams,
+    WindowStream,
+    is_held_out,
 )
 from bertsmith.inference.evaluation import evaluate
 from bertsmith.inference.predictor import load
@@ -48,7 +54,9 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "elmo"
-    result = pretrain_elmo(ElmoSettings(text=(text,), out=out, steps=30, **SMALL))
+    result = pretrain_elmo(
+        ElmoSettings(text=(text,), out=out, steps=30, learning_rate=2e-2, **SMALL)
+    )
     return out, result
 
 
@@ -84,7 +92,9 @@ def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, monkeypatch, how):
     with pytest.raises(ValueError, match=r"unfinished run of other settings \(steps 6, not 7\)"):
         pretrain_elmo(settings("stopped", steps=7))
     pretrain_elmo(settings("stopped"))
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    weights = [
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")
+    ]
     assert weights[0] == weights[1]
 
 
@@ -110,7 +120,7 @@ def test_perplexity_is_that_of_the_next_and_the_previous_word(text):
             characters = torch.from_numpy(task.text.characters[words].astype(np.int64))
             numbers = torch.arange(len(words))[None]
             top = lm.encoder(characters, numbers, torch.tensor([len(words)]))[-1][0]
-            labels = torch.from_numpy(np.where(words < 12, words, elmo.UNKNOWN)).long()
+            labels = torch.from_numpy(np.where(words < 12, words, UNKNOWN)).long()
             log_p = [lm.output(half).log_softmax(dim=1) for half in top.chunk(2, dim=1)]
             nats["ahead"] += [-log_p[0][k, labels[k + 1]].item() for k in range(len(words) - 1)]
             nats["back"] += [-log_p[1][k, labels[k - 1]].item() for k in range(1, len(words))]
@@ -125,8 +135,8 @@ def test_windows_go_on_in_their_row_and_differ_in_order(text):
     for name in ("ahead", "back"):
         assert np.array_equal(first.labels[name][:, -1], second.inputs[name][:, 0])
         assert np.array_equal(first.inputs[name][:, 1:], first.labels[name][:, :-1])
-    assert first.inputs["ahead"][0, 0] == elmo.LEFT_BORDER
-    assert first.inputs["back"][0, 0] == elmo.RIGHT_BORDER
+    assert first.inputs["ahead"][0, 0] == LEFT_BORDER
+    assert first.inputs["back"][0, 0] == RIGHT_BORDER
     assert task.advance(Position(0, task.stream.per_epoch - 1)) == Position(1, 0)
     with pytest.raises(ValueError, match="do not fill a window of 20 words in each row"):
         task_of(text, stateful=True, batch_size=4000)
@@ -144,9 +154,11 @@ def test_the_state_of_one_window_is_read_by_the_next(text):
     # the same two windows as one of 40 words
     long = {name: micros[0][name] for name in ("carried",)}
     both = [task.stream.at(Position(0, k)) for k in range(2)]
-    joined = elmo.Streams(
-        *({n: np.concatenate([getattr(b, part)[n] for b in both], 1) for n in ("ahead", "back")}
-          for part in ("inputs", "labels"))
+    joined = Streams(
+        *(
+            {n: np.concatenate([getattr(b, part)[n] for b in both], 1) for n in ("ahead", "back")}
+            for part in ("inputs", "labels")
+        )
     )
     plain = task_of(text, batch_size=4)
     plain.model.load_state_dict({n: w for n, w in model.state_dict().items() if n != "carried"})
@@ -201,7 +213,12 @@ def test_it_classifies_what_a_word_tells(trained, tmp_path):
     write(tmp_path / "train.csv", ["text,label", *rows[:64]])
     write(tmp_path / "dev.csv", ["text,label", *rows[64:]])
     result = finetune(
-        "classify", data=tmp_path, model=trained[0], out=tmp_path / "run", epochs=5, batch_size=16,
+        "classify",
+        data=tmp_path,
+        model=trained[0],
+        out=tmp_path / "run",
+        epochs=5,
+        batch_size=16,
         **TRAINING,
     )
     assert result.metrics["accuracy"] > 0.9
@@ -209,10 +226,14 @@ def test_it_classifies_what_a_word_tells(trained, tmp_path):
     model = load(tmp_path / "run")
     assert model.classify("the owl again").label == "animal"
     assert model.methods == ("classify", "explain") and model.config.max_positions == 1_000_000
-    with pytest.raises(ValueError, match="cannot embed, but classify"):
+    with pytest.raises(ValueError, match="an ELMo, which only feeds the heads of tasks"):
         model.embed(["a"])
     with pytest.raises(ValueError, match="answers with a head for a task alone"):
-        load(trained[0]).embed(["a"])
+        load(trained[0]).fill("a [MASK]")
+    words = model.explain("the owl again").words
+    assert max(words, key=lambda word: word.score).text == "owl"
+    with pytest.raises(ValueError, match="`method='rollout'`: of a model of the family elmo"):
+        model.explain("the owl again", method="rollout")
 
 
 def test_it_tags_and_answers(trained, tmp_path):
@@ -220,7 +241,7 @@ def test_it_tags_and_answers(trained, tmp_path):
     lines = []
     for _ in range(60):
         animal, verb = draw.choice(ANIMALS), draw.choice(VERBS)
-        lines += [f"The O", f"{animal} B-ANIMAL", f"{verb} O", ". O", ""]
+        lines += ["The O", f"{animal} B-ANIMAL", f"{verb} O", ". O", ""]
     write(tmp_path / "tags" / "train.conll", lines[:-50])
     write(tmp_path / "tags" / "dev.conll", lines[-50:])
     how = {**TRAINING, "model": trained[0], "epochs": 6}
@@ -236,14 +257,19 @@ def test_it_tags_and_answers(trained, tmp_path):
     write(tmp_path / "spans" / "train.csv", rows[:60])
     write(tmp_path / "spans" / "dev.csv", rows[:1] + rows[60:])
     result = finetune(
-        "answer", data=tmp_path / "spans", text_pair="context", out=tmp_path / "span",
-        batch_size=8, **how,
+        "answer",
+        data=tmp_path / "spans",
+        text_pair="context",
+        label="answer",
+        out=tmp_path / "span",
+        batch_size=8,
+        **how,
     )
     assert result.metrics["exact_match"] > 0.8
     assert load(tmp_path / "span").answer("Who sees?", "The owl sees.").text == "owl"
 
 
 def test_settings_of_layers_are_refused(trained, tmp_path):
-    write(tmp_path / "train.csv", ["text,label", *("a,x", "b,y") * 10])
+    write(tmp_path / "train.csv", ["text,label", *(f"a{k},{'xy'[k % 2]}" for k in range(80))])
     with pytest.raises(ValueError, match="`reinit_layers`: fine-tuning never changes the layers"):
         finetune("classify", data=tmp_path, model=trained[0], out=tmp_path / "o", reinit_layers=1)

@@ -1,4 +1,4 @@
-"""ELMo's tokenizer: the bytes of each word (Peters et al. 2018), so that no table of words is needed.
+"""ELMo's tokenizer: the bytes of each word, so that no table of words is needed.
 
 A row is [CLS] a [SEP] b [SEP] as of BERT; the two are ELMo's begin and end of a sentence. Words are
 those of BERT's cased basic tokenization, each as its UTF-8 bytes and an end of word. A word begins
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class CharacterTokenizer(Tokenizer):
         self.vocabulary, self.normalization = Vocabulary(byte_pieces()), GOOGLE_CASED
         self.fingerprint = self.vocabulary.fingerprint
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return CharacterTokenizer, ()
 
     def save(

@@ -71,7 +71,7 @@ class Tokenizer:
         # With and without offsets, buffers for each thread that has worked at the same time.
         self._free: dict[bool, list[_Buffers]] = {True: [], False: []}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.vocabulary, self.normalization)
 
     @cached_property
