@@ -14,9 +14,10 @@ from typing import Any
 
 from bertsmith.base.files import read_json_object
 from bertsmith.base.settings import from_mapping
+from bertsmith.checkpoints.formats.elmo import elmo_settings, options_path
 from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
 from bertsmith.checkpoints.formats.openai import SHAPES, openai_config
-from bertsmith.model.config import ModelConfig
+from bertsmith.model.config import ElmoConfig, ModelConfig
 
 CONFIG_FILE = "config.json"
 BERT_NAMES = {  # ours: as config.json calls it
@@ -112,6 +113,7 @@ KINDS = {  # architecture: our class of model/heads.py
     "ElectraForPreTraining": "ReplacedTokenDetector",
     "OpenAIGPTForSequenceClassification": "BareModel",  # of texts without start and extract
     "OpenAIGPTDoubleHeadsModel": "OptionScorer",
+    "BertForBidirectionalLM": "ElmoLM",  # a name of ours
 }  # of the others there is one of each `CLASS_PREFIX`
 OTHER_CLASSES = {"OpenAIGPTForMultipleChoice": "OpenAIGPTDoubleHeadsModel"}  # by our rule: theirs
 TASK_KINDS = (
@@ -150,11 +152,15 @@ def activations(family: str) -> dict[str, str]:
 
 
 def config_path(folder: Path) -> Path:
-    """config.json, Google's bert_config.json or OpenAI's list of shapes. Errors: ValueError for a
-    folder without one."""
+    """config.json, Google's bert_config.json, OpenAI's list of shapes, or ELMo's options.json.
+
+    Errors: ValueError for a folder with none.
+    """
     for path in (folder / CONFIG_FILE, folder / GOOGLE_CONFIG, folder / SHAPES):
         if path.exists():
             return path
+    if options := options_path(folder):
+        return options
     if any(folder.glob("*.ckpt*")):
         raise ValueError(
             f"{folder}: no {GOOGLE_CONFIG}: copy it, and vocab.txt, from the folder of the model "
@@ -164,12 +170,15 @@ def config_path(folder: Path) -> Path:
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is, Google's and OpenAI's as if they were one. Errors: ValueError that
-    names the file."""
+    """config.json as it is, others' as if it were one. Errors: ValueError that names the file."""
     path = config_path(folder)
+    if path.name == CONFIG_FILE:
+        return read_json_object(path)
+    if path.name == GOOGLE_CONFIG:
+        return google_config(folder)
     if path.name == SHAPES:
         return openai_config(folder)
-    return google_config(folder) if path.name == GOOGLE_CONFIG else read_json_object(path)
+    return {"model_type": OWN_TYPE, OWN_SETTINGS: {"family": "elmo", **elmo_settings(path)}}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -186,7 +195,8 @@ def read_config(folder: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: no '{OWN_SETTINGS}' with the settings of the model")
     try:
-        return from_mapping(ModelConfig, values, path.name)
+        kind = ElmoConfig if values.get("family") == "elmo" else ModelConfig
+        return from_mapping(kind, values, path.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 

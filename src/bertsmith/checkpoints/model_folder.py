@@ -56,6 +56,13 @@ from bertsmith.checkpoints.tensors import (
     write_tensors,
 )
 from bertsmith.model.config import ModelConfig
+from bertsmith.model.elmo import ElmoLM
+from bertsmith.model.elmo_heads import (
+    ElmoClassifier,
+    ElmoOptionScorer,
+    ElmoSpanPredictor,
+    ElmoTagger,
+)
 from bertsmith.model.heads import (
     BareModel,
     FrozenTagger,
@@ -68,7 +75,7 @@ from bertsmith.model.heads import (
     TokenClassifier,
 )
 from bertsmith.model.initialization import WithoutInitialization, initialize
-from bertsmith.text.tokenizer.files import added_tokens
+from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 TASK_CLASSES: dict[str, type[TaskModel]] = {
@@ -77,7 +84,9 @@ TASK_CLASSES: dict[str, type[TaskModel]] = {
 }
 CLASSES: dict[str, type[nn.Module]] = {
     **TASK_CLASSES,
-    **{kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector)},
+    **{
+        kind.__name__: kind for kind in (PreTrainingModel, BareModel, ReplacedTokenDetector, ElmoLM)
+    },
 }
 POSITIONS = "embeddings.position.weight"  # of one direction or the other
 READER = "reader."  # tensors of a BiLSTM between encoder and head
@@ -99,6 +108,31 @@ def model_class(folder: Path) -> type[nn.Module]:
     return CLASSES[model_kind(folder)]
 
 
+def class_names(kind: type[nn.Module]) -> list[str]:
+    """The names in `CLASSES` of a class and of those that it is made of, its own first.
+
+    A family's model has another class under the same name, a sharded one's is made of the model's
+    own (training/ranks.py).
+    """
+    return [base.__name__ for base in kind.__mro__ if base in CLASSES.values()]
+
+
+def family_class(kind: type[Model], config: ModelConfig, folder: Path) -> type[Model]:
+    """The class that is `kind` in the family of a folder's model.
+
+    Errors: ValueError where the family has none.
+    """
+    if config.family != "elmo":
+        return kind
+    for own in (ElmoClassifier, ElmoOptionScorer, ElmoTagger, ElmoSpanPredictor):
+        if kind is own or CLASSES[class_names(own)[0]] is kind:
+            return own  # type: ignore[return-value]
+    raise ValueError(
+        f"{folder}: an ELMo, which only feeds the heads of tasks: `bertsmith finetune` trains "
+        "them, `predict` and `evaluate` read them; all else is for BERT"
+    )
+
+
 def load_model(
     folder: Path,
     kind: type[Model],
@@ -118,13 +152,15 @@ def load_model(
     Errors: ValueError that names the folder, file or tensor at fault, before memory is allocated.
     """
     config = replace(read_config(folder), **changes)
+    kind = family_class(kind, config, folder)
     stored = usable = folder_tensors(folder)
     check_layers(folder, config, stored)
     arguments: list[Any] = [config]
     if issubclass(kind, TaskModel):
-        outputs = head_size(folder, stored, kind.__name__)
+        name = class_names(kind)[0]
+        outputs = head_size(folder, stored, name)
         if num_outputs is None and outputs is None:
-            raise not_made_for(folder, kind.__name__)
+            raise not_made_for(folder, name)
         if outputs is None or num_outputs not in (None, outputs) or not keep_head:
             lost = TASK_HEADS if outputs and keep_head else (*TASK_HEADS, READER)
             usable = {n: stored[n] for n in stored if not n.startswith(lost)}
@@ -196,7 +232,8 @@ def write_model(
     architecture = entries["architectures"][0]
     stored = to_hugging_face(weights)
     folder.mkdir(parents=True, exist_ok=True)
-    positions = next(len(weights[name]) for name in weights if name.endswith(POSITIONS))
+    tables = [len(weights[name]) for name in weights if name.endswith(POSITIONS)]
+    positions = tables[0] if tables else MODEL_MAX_LENGTH  # an ELMo has none
     has_types = any(name.endswith("embeddings.segment.weight") for name in weights)
     tokenizer.save(folder, positions, has_types)
     write_json(folder / CONFIG_FILE, entries)
@@ -233,9 +270,7 @@ def config_file(
     """
     config: ModelConfig = model.config  # type: ignore[assignment]
     architectures = {kind: name for name, kind in reversed(KINDS.items())}
-    # a sharded model's class is made of the model's own (training/ranks.py)
-    names = [kind.__name__ for kind in type(model).__mro__ if kind in CLASSES.values()]
-    architecture = architectures[names[0]]
+    architecture = architectures[class_names(type(model))[0]]
     if architecture == "BertForPreTraining" and (
         "nsp.weight" in exclude or config.family != "bert"
     ):
@@ -272,6 +307,8 @@ def beyond_transformers(config: ModelConfig, kind: type[nn.Module]) -> list[str]
         }
         return [name for name, is_so in properties.items() if is_so] + reader
     reads_last = config.causal and issubclass(kind, SequenceClassifier)
+    if config.family == "elmo":
+        return ["the layers of ELMo"]
     options = [name for name in ("pre_norm", "gated") if getattr(config, name)]
     options += ["two directions"] * (config.directions == 2)
     return options + reader + ["a class read at the last token"] * reads_last

@@ -16,7 +16,7 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "encoder.embeddings.position": ["bert.embeddings.position_embeddings"],
     "encoder.embeddings.segment": ["bert.embeddings.token_type_embeddings"],
     "encoder.embeddings.norm": ["bert.embeddings.LayerNorm"],
-    "encoder.embeddings.project": ["bert.embeddings.project"],  # of an ELECTRA; a name of ours
+    "encoder.embeddings.project": ["bert.embeddings.project"],  # ELECTRA, ELMo; a name of ours
     "encoder.layers.{n}.qkv": [
         "bert.encoder.layer.{n}.attention.self.query",
         "bert.encoder.layer.{n}.attention.self.key",
@@ -32,6 +32,18 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "encoder.layers.{n}.output": ["bert.encoder.layer.{n}.output.dense"],
     "encoder.layers.{n}.output_norm": ["bert.encoder.layer.{n}.output.LayerNorm"],
     "encoder.final_norm": ["bert.encoder.final_norm"],  # of a pre_norm model; a name of ours
+    **{  # of an ELMo; names of ours
+        f"encoder.{ours}": [f"bert.{theirs}"]
+        for ours, theirs in (
+            ("embeddings.convolutions.{n}", "embeddings.convolutions.{n}"),
+            ("embeddings.highways.{n}", "embeddings.highways.{n}"),
+            *(
+                (f"layers.{{n}}.{way}.{part}", f"encoder.layer.{{n}}.{way}.{part}")
+                for way in ("ahead", "back")
+                for part in ("inputs", "state", "project")
+            ),
+        )
+    },
     "pooler.dense": ["bert.pooler.dense"],
     "mlm.dense": ["cls.predictions.transform.dense"],
     "mlm.norm": ["cls.predictions.transform.LayerNorm"],
@@ -39,11 +51,12 @@ HUGGING_FACE = {  # ours: theirs; several of theirs are concatenated along the r
     "nsp": ["cls.seq_relationship"],
     "rtd.dense": ["discriminator_predictions.dense"],  # of an ELECTRA
     "rtd.output": ["discriminator_predictions.dense_prediction"],
-    **{  # of a BiLSTM between encoder and head; names of ours
+    **{  # of BiLSTMs between encoder and head; names of ours
         name: [name]
-        for way in ("forwards", "backwards")
-        for name in (f"reader.{way}.{{n}}.inputs", f"reader.{way}.{{n}}.state")
+        for way in ("reader.forwards", "reader.backwards", "modeler.forwards", "modeler.backwards")
+        for name in (f"{way}.{{n}}.inputs", f"{way}.{{n}}.state")
     },
+    **{name: [name] for name in ("mix", "dense", "attention", "nothing", "output")},  # of an ELMo
     "classifier": ["classifier"],
     "span": ["qa_outputs"],
 }
@@ -121,6 +134,7 @@ GLOBAL_STEP = "global_step"
 GPT_MASK = re.compile(r"\bh\.\d+\.attn\.bias$")  # who sees whom, stored beside the weights
 CONV1D = re.compile(r"\bh\.\d+\.(attn|mlp)\.c_\w+\.(weight|bias)$")  # a layer's products in a GPT
 
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a module
 TOKEN_EMBEDDING = "bert.embeddings.word_embeddings.weight"
 TIED_MATRIX = "cls.predictions.decoder.weight"  # some folders store the token embedding twice
 # no weights of their own
@@ -227,5 +241,5 @@ FROM_GOOGLE = {  # with {n} for the number of a layer
 def name_parts(name: str) -> tuple[str, str, str]:
     """ "encoder.layers.3.qkv.bias" -> ("encoder.layers.{n}.qkv", "3", "bias")."""
     module, _, kind = name.rpartition(".")
-    number = re.search(r"(?<=\.)\d+(?=\.)", module)
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", module), number[0] if number else "", kind
+    number = NUMBER.search(module)
+    return NUMBER.sub("{n}", module), number[0] if number else "", kind

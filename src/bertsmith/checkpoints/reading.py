@@ -6,7 +6,7 @@ Shapes are those of a BERT with the paper's layers; `model_folder.py` opens the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,9 @@ from bertsmith.checkpoints.stored import (
 )
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer.bytepair import BytePairTokenizer, is_byte_pair
+from bertsmith.text.tokenizer.characters import CharacterTokenizer
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
-OTHER_TOKENIZERS: list[tuple[Callable[[Path], bool], type[Tokenizer]]] = [
-    (is_byte_pair, BytePairTokenizer),
-]
-"""A folder's files -> its tokenizer, where it is not BERT's."""
 PADDED = 128  # rows of an embedding are filled up to a multiple of at most so many
 Shapes = dict[str, tuple[int, ...]]
 
@@ -39,8 +36,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     Errors: ValueError for more pieces than the model has.
     """
-    kind = next((kind for is_own, kind in OTHER_TOKENIZERS if is_own(folder)), Tokenizer)
-    tokenizer, rows = kind.from_pretrained(folder), read_config(folder).vocab_size
+    config = read_config(folder)
+    if config.family == "elmo":
+        return CharacterTokenizer()
+    kind = BytePairTokenizer if is_byte_pair(folder) else Tokenizer
+    tokenizer, rows = kind.from_pretrained(folder), config.vocab_size
     pieces = len(tokenizer.vocabulary)
     said = f"{folder}: its vocabulary has {pieces:,} pieces, but its model {rows:,}"
     if pieces > rows:

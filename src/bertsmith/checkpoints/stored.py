@@ -24,6 +24,7 @@ from bertsmith.checkpoints.config_json import (
     config_path,
     model_kind,
 )
+from bertsmith.checkpoints.formats.elmo import HDF5, OPTIONS, options_path, read_hdf5, weights_path
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
 from bertsmith.checkpoints.formats.openai import SHAPES, openai_shards, openai_tensors
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, IS_SHARD, Bundle
@@ -55,7 +56,7 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]  # as ours, whatever the file's
     source: Any = None
-    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor or array, or (dtype, first
+    """Where it is read: a `Bundle` of TensorFlow's, a mapped Tensor, an array, or (dtype, first
     byte, shape) in the file."""
     columns: slice | None = None
     """Of a matrix [inputs, outputs] of GPT's, or of its bias: these outputs are ours."""
@@ -135,6 +136,12 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
     if file.name == SHAPES:
         arrays = openai_tensors(file.parent).items()
         return [StoredTensor(file, name, array.shape, array) for name, array in arrays]
+    if file.suffix == HDF5:
+        options = options_path(file.parent)
+        if options is None:
+            raise ValueError(f"{file}: no {OPTIONS} beside it, which says the sizes: copy it, too")
+        found = read_hdf5(file, options)
+        return [StoredTensor(file, name, x.shape, x) for name, x in found.items()]
     if IS_SHARD.search(file.name) or file.suffix == ".npy":
         return []
     with opened(file, "np"):  # its reader checks the header, also beside the file's size
@@ -177,6 +184,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if (index := folder / f"{name}{INDEX_SUFFIX}").exists():
             return _shards(index)
+    if hdf5 := weights_path(folder):
+        return [hdf5]
     if prefix := checkpoint_prefix(folder):
         bundle = open_checkpoint(prefix)
         return [bundle.index, *bundle.shards()]

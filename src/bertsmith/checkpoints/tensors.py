@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file
+from bertsmith.checkpoints.formats.elmo import HDF5
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
 from bertsmith.checkpoints.formats.openai import SHAPES
 from bertsmith.checkpoints.formats.tensorflow_bundle import INDEX, write_bundle
@@ -42,7 +43,8 @@ def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in state.items():
         names = hugging_face_names(name)
-        renamed.update(zip(names, tensor.chunk(len(names)), strict=True))
+        parts = tensor.chunk(len(names)) if tensor.ndim else [tensor]
+        renamed.update(zip(names, parts, strict=True))
     return renamed
 
 
@@ -102,7 +104,7 @@ def read_tensors(stored: Iterable[StoredTensor]) -> Iterator[Tensor]:
     for file, wanted in itertools.groupby(stored, key=lambda tensor: tensor.file):
         if file.suffix == PICKLED:
             yield from (tensor.own_part(tensor.source) for tensor in wanted)
-        elif file.name == SHAPES:
+        elif file.name == SHAPES or file.suffix == HDF5:
             yield from (torch.from_numpy(tensor.array()) for tensor in wanted)
         elif file.name.endswith(INDEX):
             for tensor in wanted:

@@ -91,6 +91,11 @@ def explain(
     method that cannot read the text or model.
     """
     features = reading.features
+    if model.config.is_frozen and method != "occlusion":
+        raise ValueError(
+            f"{model.folder}: `method={method!r}`: of a model of the family "
+            f"{model.config.family} only 'occlusion' knows"
+        )
     if method == "rollout":
         if label is not None:
             raise ValueError(f"`label={label!r}`: rollout is the same for all labels: leave it out")

@@ -10,7 +10,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Bounds, Fraction, NotNegative, PositiveFraction, check_bounds
+from bertsmith.base.settings import (
+    Bounds,
+    Fraction,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    check_bounds,
+)
 
 SIZES = {  # name: (layers, hidden size); head size is 64, intermediate size 4 H (gated: 8/3 H)
     "tiny": (2, 128),
@@ -85,6 +92,16 @@ class ModelConfig:
             raise ValueError(f"directions 2: not for causal {self.causal} and sizes {halved}")
 
     @property
+    def is_frozen(self) -> bool:
+        """True if fine-tuning trains a head alone, over the layers as they are."""
+        return False
+
+    @property
+    def length_scale(self) -> int:
+        """Tokens of a row where a BERT reads one: what lengths in tokens are multiplied with."""
+        return 1
+
+    @property
     def table_size(self) -> int:
         """Numbers in a row of the token, position and segment embeddings."""
         return self.embedding_size or self.hidden_size // self.directions
@@ -95,6 +112,83 @@ class ModelConfig:
         sizes = "hidden_size", "num_heads", "intermediate_size"
         halves = {name: getattr(self, name) // self.directions for name in sizes}
         return replace(self, directions=1, **halves)
+
+
+@dataclass(frozen=True)
+class ElmoConfig(ModelConfig):
+    """An ELMo (Peters et al. 2018); defaults: the released "original", 93.6 million parameters.
+
+    Its tokens are bytes. `hidden_size` is that of both directions side by side, `intermediate_size`
+    of an LSTM's cells, `embedding_size` of a byte's vector. Fields that are not here have no use.
+    """
+
+    vocab_size: Annotated[int, Size] = 262
+    hidden_size: Annotated[int, Size] = 1024
+    num_layers: Annotated[int, Size] = 2
+    num_heads: Annotated[int, Size] = 1
+    intermediate_size: Annotated[int, Size] = 4096
+    max_positions: Annotated[int, Size] = 1_000_000  # there is no table of them
+    attention_dropout: Annotated[float, Fraction] = 0.0
+    initializer_range: Annotated[float, NotNegative] = 0.05
+    family: str = "elmo"
+    embedding_size: Annotated[int | None, Size] = 16
+    filters: Annotated[tuple[int, ...], SizeOrNone] = (32, 32, 64, 128, 256, 512, 1024)
+    """The number of those that are 1, 2, 3 ... bytes wide."""
+    num_highways: Annotated[int, SizeOrNone] = 2
+    cell_clip: Annotated[float, Positive] = 3.0
+    projection_clip: Annotated[float, Positive] = 3.0
+    skip_connections: bool = True  # a layer's input is added to its output, but for the first
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.family != "elmo" or self.hidden_size % 2 or not sum(self.filters):
+            raise ValueError(
+                f"family {self.family!r}, hidden_size {self.hidden_size}, filters {self.filters}: "
+                "an elmo has two directions of one size, and filters"
+            )
+
+    @property
+    def is_frozen(self) -> bool:
+        return True
+
+    @property
+    def length_scale(self) -> int:
+        return 6  # bytes, with the end of a word
+
+    @property
+    def projection_size(self) -> int:
+        """Of a word's vector, and of the output of a direction of a layer."""
+        return self.hidden_size // 2
+
+
+ELMO_SIZES = {  # of the released models; all have the same filters
+    "small": ElmoConfig(hidden_size=256, intermediate_size=1024, num_highways=1),
+    "medium": ElmoConfig(hidden_size=512, intermediate_size=2048, num_highways=1),
+    "original": ElmoConfig(),
+}
+
+
+def elmo_config(size: str) -> ElmoConfig:
+    """The configuration of a named size or of "PROJECTIONxCELLS", whose filters are in proportion.
+
+    >>> elmo_config("64x256").filters, elmo_config("small").hidden_size
+    ((4, 4, 8, 16, 32, 64, 128), 256)
+
+    Errors: ValueError for an unknown size.
+    """
+    if size in ELMO_SIZES:
+        return ELMO_SIZES[size]
+    if not (shape := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,5})", size)):
+        raise ValueError(
+            f"unknown size '{size}': known are {', '.join(ELMO_SIZES)} and PROJECTIONxCELLS such "
+            "as 64x256"
+        )
+    projection, cells = int(shape[1]), int(shape[2])
+    largest = ELMO_SIZES["original"]
+    filters = tuple(-(-count * projection // largest.projection_size) for count in largest.filters)
+    return ElmoConfig(
+        hidden_size=2 * projection, intermediate_size=cells, num_highways=1, filters=filters
+    )
 
 
 def layers_and_hidden(size: str) -> tuple[int, int]:

@@ -311,7 +311,10 @@ class SequenceClassifier(TaskModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [B, K]."""
-        pooled_BH = self.dropout(self.pooler(hidden[:, 0]))
+        return self.classify(self.dropout(self.pooler(hidden[:, 0])))
+
+    def classify(self, pooled_BH: Tensor) -> Tensor:
+        """Logits [B, K], or scores [B, 1], of the vectors of rows."""
         if self.num_outputs > 1:
             return self.classifier(pooled_BH)
         # in float32: the 8 bits of bf16 would make 2008 of a score such as 2005

@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal
 
 from bertsmith.base.settings import Advanced, Count, check_bounds, from_mapping, nearest
 
+LENGTHS = (  # settings in tokens
+    *("max_length", "doc_stride", "tokens_per_window", "max_question_length", "max_answer_length"),
+)
+
 
 @dataclass(frozen=True)
 class EncodingSettings:
@@ -42,6 +46,15 @@ class EncodingSettings:
         check_bounds(self)
         if self.both_orders == "on" and self.long_texts == "windows":
             raise ValueError("`both_orders`: not of windows: leave one of them out")
+
+    def scaled(self, factor: int) -> EncodingSettings:
+        """The same with all lengths in tokens times a factor, for a model of shorter tokens.
+
+        >>> EncodingSettings(max_length=128).scaled(6).max_length
+        768
+        """
+        lengths = {name: factor * getattr(self, name) for name in LENGTHS}
+        return replace(self, **lengths)
 
 
 def stored_encoding(stored: Mapping[str, Any], positions: int, source: str) -> EncodingSettings:

@@ -278,8 +278,14 @@ class Runner:
         kind = model_kind(self.folder)
         if kind == "PreTrainingModel" and not self.config.causal:
             return "fill", "embed", "features"
+        vectors = () if self.config.is_frozen else ("embed", "features")
+        if kind not in TASK_KINDS and not vectors:
+            raise ValueError(
+                f"{self.folder}: a model of the family {self.config.family} answers with a head "
+                "for a task alone: train one with `bertsmith finetune`"
+            )
         if kind not in TASK_KINDS:
-            return "embed", "features"
+            return vectors
         name = METHODS.get(self.task_type.name, self.task_type.name)
         more = ("explain",) if self.task_type.head == "SequenceClassifier" else ()
-        return name, *more, "embed", "features"
+        return name, *more, *vectors

@@ -114,7 +114,7 @@ def featurize_sentences(
 
 def _encode_words(tokenizer: Tokenizer, words: list[str], room: int) -> tuple[Encoded, int]:
     """The pieces of each word, at least one and at most `room`, and how many words have more."""
-    encoded = tokenizer.encode_batch(words, offsets=False)
+    encoded = tokenizer.encode_words(words)
     lengths = np.diff(encoded.boundaries)
     pieces = gather_spans(encoded, encoded.boundaries[:-1], np.minimum(lengths, room))
     empty = np.flatnonzero(lengths == 0)

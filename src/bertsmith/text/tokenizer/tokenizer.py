@@ -71,7 +71,7 @@ class Tokenizer:
         # With and without offsets, buffers for each thread that has worked at the same time.
         self._free: dict[bool, list[_Buffers]] = {True: [], False: []}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.vocabulary, self.normalization)
 
     @cached_property
@@ -137,6 +137,10 @@ class Tokenizer:
                     hint = "decode bytes and drop missing values first"
                     raise ValueError(f"{fault}: {hint}") from None
             raise
+
+    def encode_words(self, words: Sequence[str]) -> Encoded:
+        """The pieces of words of data, without offsets and word ids."""
+        return self.encode_batch(words, offsets=False)
 
     def rows(
         self,
@@ -275,17 +279,17 @@ class Tokenizer:
         self, texts: list[str], offsets: bool, limit: int, threads: int | None
     ) -> Encoded:
         def encode(group: list[str]) -> Encoded:
-            return self._encode_part(group, _starts(group), offsets, limit)
+            return self._encode_part(group, text_starts(group), offsets, limit)
 
         if len(texts) <= FEW:
-            starts = _starts(texts)
+            starts = text_starts(texts)
             if starts[-1] <= GROUP:
                 return self._encode_part(texts, starts, offsets, limit)
         threads = usable_cores() if threads is None else threads
         if threads == 1 or len(texts) == 1:
             return self._encode_groups(texts, offsets, limit)
         with _several(threads) as each:
-            return _concatenate(each(encode, _groups(texts, threads)), each)
+            return concatenate(each(encode, text_groups(texts, threads)), each)
 
     def _encode_part(
         self, texts: list[str], starts: np.ndarray, offsets: bool, limit: int
@@ -304,7 +308,7 @@ class Tokenizer:
 
     def _encode_groups(self, texts: list[str], offsets: bool, limit: int) -> Encoded:
         """Encode texts in this thread, group after group, into arrays that are the result."""
-        starts = _starts(texts)
+        starts = text_starts(texts)
         buffers = _Buffers(int(starts[-1]) + BLOCK, BLOCK, offsets)
         boundaries = np.zeros(len(starts), np.int64)
         cuts = np.searchsorted(starts[1:], np.arange(GROUP, starts[-1], GROUP)) + 1
@@ -420,7 +424,7 @@ def _several(threads: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[
         yield each
 
 
-def _concatenate(parts: list[Encoded], each: Callable[..., list[Any]]) -> Encoded:
+def concatenate(parts: list[Encoded], each: Callable[..., list[Any]]) -> Encoded:
     """Put the parts one after the other; threads share the copying."""
     texts = np.cumsum([0, *map(len, parts)])
     pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
@@ -442,7 +446,7 @@ def _concatenate(parts: list[Encoded], each: Callable[..., list[Any]]) -> Encode
     return whole
 
 
-def _groups(texts: list[str], threads: int) -> list[list[str]]:
+def text_groups(texts: list[str], threads: int) -> list[list[str]]:
     """Groups of about `GROUP` characters, smaller ones at the end, so that threads end together."""
     # By number, not by length: asking every text for its length is work for the threads.
     sampled = texts[:: -(-len(texts) // FEW)]
@@ -456,7 +460,7 @@ def _groups(texts: list[str], threads: int) -> list[list[str]]:
     return groups
 
 
-def _starts(texts: list[str]) -> np.ndarray:
+def text_starts(texts: list[str]) -> np.ndarray:
     """Start of each text when they are joined, a white space after each: int64 [N + 1]."""
     starts = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1, out=starts[1:])

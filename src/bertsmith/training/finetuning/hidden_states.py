@@ -162,7 +162,8 @@ def head_outputs(
         batch = map(engine.tensor, features.padded(rows, pad_id))
         return model(*batch).float().cpu().numpy()
 
-    batches = row_batches(engine, features.lengths, budget_tokens)
+    sizes = -(-features.lengths // model.config.length_scale)
+    batches = row_batches(engine, sizes, budget_tokens)
     for rows, found in zip(batches, computed(engine, compute, batches), strict=True):
         of_tokens = found.ndim == 3
         if not len(outputs):

@@ -179,9 +179,11 @@ class FinetuneSettings(
             )
 
     def with_defaults(
-        self, examples: int, hidden_size: int, default_batch: int
+        self, examples: int, hidden_size: int, default_batch: int, is_frozen: bool = False
     ) -> FinetuneSettings:
         """Fill in batch, epochs and rate where they are left open, by the data and the model.
+
+        `is_frozen`: the model never learns, whatever the settings say.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
         models want higher rates (Turc et al. 2019, arXiv 1908.08962).
@@ -194,7 +196,7 @@ class FinetuneSettings(
         batch = self.batch_size or default_batch
         steps = max(1, math.ceil(examples / batch))  # of an epoch
         epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / hidden_size
-        if self.freeze_encoder:
+        if self.freeze_encoder or is_frozen:
             epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
         epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
         return replace(
@@ -213,8 +215,8 @@ class FinetuneSettings(
         own = (self.init_seed, self.order_seed, self.dropout_seed)
         return Seeds(*(seed if value is None else value for value in own))
 
-    def encoding(self, default_length: int, positions: int) -> EncodingSettings:
-        """The encoding of rows for a model of so many positions.
+    def encoding(self, default_length: int, positions: int, scale: int = 1) -> EncodingSettings:
+        """The encoding of rows for a model of so many positions; `scale`: its `length_scale`.
 
         Errors: ValueError when max_length is more than that.
         """
@@ -227,7 +229,8 @@ class FinetuneSettings(
         chosen = EncodingSettings(
             **{field.name: getattr(self, field.name) for field in fields(EncodingSettings)}
         )
-        return replace(chosen, max_length=self.max_length or min(default_length, positions))
+        chosen = replace(chosen, max_length=self.max_length or min(default_length, positions))
+        return chosen.scaled(scale)
 
 
 @dataclass(frozen=True)

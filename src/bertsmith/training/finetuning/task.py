@@ -45,7 +45,7 @@ class TrimmedEmbeddings:
         self, features: Sequence[Features], table: Tensor, pad_id: int, whole: bool = False
     ) -> None:
         """`table` [V, H] is that of the model before training; `whole`: no row is left out, for a
-        language-model loss, which reads all."""
+        language-model loss, which reads all, or a model that knows its pieces by number."""
         counts = np.zeros(len(table), np.int64)
         for part in features:
             counts += np.bincount(part.ids, minlength=len(table))
@@ -170,8 +170,9 @@ class FineTuning:
         workers = min(self.engine.workers, len(units))
         micro_batches = self._split(units, workers)
         largest = max(micro["ids"].size for micro in micro_batches)
-        if self.engine.device.type == "cpu" and largest > TOKENS_AT_ONCE:
-            rounds = math.ceil(largest / TOKENS_AT_ONCE)
+        at_once = TOKENS_AT_ONCE * self.model.config.length_scale
+        if self.engine.device.type == "cpu" and largest > at_once:
+            rounds = math.ceil(largest / at_once)
             micro_batches = self._split(units, min(workers * rounds, len(units)))
         tokens = sum(int(micro["lengths"].sum()) for micro in micro_batches)
         labels = sum(self.task_type.num_labelled(micro["labels"]) for micro in micro_batches)

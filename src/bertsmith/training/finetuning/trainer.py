@@ -16,8 +16,9 @@ from torch import nn
 from bertsmith.base.terminal import of_cases
 from bertsmith.checkpoints.config_json import label_names as stored_names
 from bertsmith.checkpoints.config_json import read_config, read_extra_config
-from bertsmith.checkpoints.model_folder import TASK_CLASSES, load_model
+from bertsmith.checkpoints.model_folder import TASK_CLASSES, family_class, load_model
 from bertsmith.checkpoints.reading import load_tokenizer
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.directions import encoders
 from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.model.initialization import initialize
@@ -93,7 +94,8 @@ class InitialModel:
             )
         if self.from_scratch:
             config = replace(config, vocab_size=pieces)
-            return initialize(head(config, num_outputs), config.initializer_range, generator)
+            kind = family_class(head, config, self.folder)
+            return initialize(kind(config, num_outputs), config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
         earlier = read_extra_config(self.folder).get("task")
         same_classes = not label_names or (
@@ -200,7 +202,10 @@ class Trainer:
             raise ValueError(
                 f"`lm_weight={settings.lm_weight}`: {start.folder} is no GPT: leave `lm_weight` out"
             )
-        encoding = settings.encoding(task_type.default_length, config.max_positions)
+        check_frozen(start.folder, config, settings)
+        encoding = settings.encoding(
+            task_type.default_length, config.max_positions, config.length_scale
+        )
         if encoding.both_orders == "auto":
             both = task.symmetric and start.is_gpt and encoding.long_texts != "windows"
             encoding = replace(encoding, both_orders="on" if both else "off")
@@ -239,9 +244,12 @@ class Trainer:
 
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
-        width = read_config(self.start.folder).one_direction.hidden_size
+        config = read_config(self.start.folder)
         settings = settings.with_defaults(
-            len(self.train.unit_lengths), width, self.task_type.default_batch
+            len(self.train.unit_lengths),
+            config.one_direction.hidden_size,
+            self.task_type.default_batch,
+            config.is_frozen,
         )
         if settings.lm_weight is None and not settings.freeze_encoder:
             weight = GPT_LM_WEIGHT if self.start.is_gpt else 0.0
@@ -284,7 +292,7 @@ class Trainer:
             [self.train, *(split.features for split in self.dev)],
             model.encoder.embeddings.token.weight,
             model.config.pad_id,
-            whole=bool(settings.lm_weight),
+            whole=bool(settings.lm_weight) or model.config.is_frozen,
         )
         used.shrink(model)
         train = used.renumbered(self.train)
@@ -385,6 +393,19 @@ class Trainer:
             weights = torch.from_numpy(balanced_weights(labels, count)).to(engine.device)
         share = 0.0 if self.teacher is None else settings.distillation_weight
         return Objective(weights, settings.focal_gamma, share, settings.temperature)
+
+
+def check_frozen(folder: Path, config: ModelConfig, settings: FinetuneSettings) -> None:
+    """Refuse settings of layers that never learn. Errors: ValueError that names them."""
+    names = ("freeze_encoder", "reinit_layers", "attention_dropout", "layer_decay", "bilstm")
+    standard = FinetuneSettings()
+    given = [name for name in names if getattr(settings, name) != getattr(standard, name)]
+    if config.is_frozen and given:
+        listed = ", ".join(f"`{name}`" for name in given)
+        raise ValueError(
+            f"{folder}: {listed}: fine-tuning never changes the layers of a model of the family "
+            f"{config.family}, but trains a head over them: leave it out"
+        )
 
 
 def with_metric(task: Task, metric: str, label_names: Sequence[str]) -> Task:
