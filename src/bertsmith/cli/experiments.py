@@ -13,6 +13,7 @@ from bertsmith.base.settings import Metavar, Positional
 from bertsmith.base.terminal import counted, duration
 from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import (
+    after_elmo,
     after_pretraining,
     after_translation_training,
     check_folder,
@@ -22,6 +23,7 @@ from bertsmith.cli.outputs import (
 from bertsmith.experiments.lineage.settings import (
     AttentionSettings,
     DecodingSettings,
+    ElmoSettings,
     RNNSettings,
     TransformerSettings,
     TranslationSettings,
@@ -143,6 +145,33 @@ def run_lineage_rnn(settings: TranslationSettings) -> None:
 
 
 run_lineage_attention = run_lineage_transformer = run_lineage_rnn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageElmo(ElmoSettings):
+    """Pre-train an ELMo: a language model from the left, one from the right, words as characters.
+
+    Examples:
+      bertsmith lineage elmo --text books --minutes 60 --out elmo
+      bertsmith lineage elmo --text books --size 128x512 --stateful --softmax sampled \\
+          --steps 20000 --out elmo
+      bertsmith finetune ner --model elmo --data conll2003 --out ner
+
+    Peters et al. 2018. OUT is a model for finetune, whose layers stay as they are while a head over
+    them learns, and so is a folder of released weights: options.json and weights.hdf5.
+    """
+
+
+def run_lineage_elmo(settings: LineageElmo) -> None:
+    from bertsmith.experiments.lineage.elmo import pretrain_elmo
+
+    check_folder(settings.out)
+    result = pretrain_elmo(settings, ["bertsmith", *sys.argv[1:]])
+    print(
+        f"{settings.out}: {result['steps']:,} steps, {result['tokens']:,} words; held-out "
+        f"perplexity {result['held_out']['perplexity']:.1f}"
+    )
+    print(after_elmo(settings.out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "lineage rnn": ("experiments", "translate by recurrent networks without attention"),
         "lineage attention": ("experiments", "translate by recurrent networks with attention"),
         "lineage transformer": ("experiments", "translate by a Transformer"),
+        "lineage elmo": ("experiments", "pre-train an ELMo, to be fine-tuned like a BERT"),
         "lineage translate": ("experiments", "translate a file with one of these"),
         "lineage evaluate": ("experiments", "measure and compare these, with a report"),
     },

@@ -99,6 +99,11 @@ def after_similarity_training(run: Path) -> str:
     return _commands(run, "embed new.txt --model RUN --out vectors.npy", "report RUN")
 
 
+def after_elmo(run: Path) -> str:
+    """Train on labels."""
+    return _commands(run, "finetune classify --model RUN --data labelled.csv --out tuned")
+
+
 def after_translation_training(run: Path) -> str:
     """Translate new text, and measure."""
     first = "lineage translate RUN new.txt --out translated.txt"

@@ -10,13 +10,11 @@ Letters: B rows, S steps, V words of the softmax, P projected size, C cells, M s
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,21 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.base.files import atomic_folder, remove_folder, write_text
-from bertsmith.base.settings import (
-    Advanced,
-    Alias,
-    Count,
-    Fraction,
-    Positive,
-    check_bounds,
-    to_mapping,
-)
+from bertsmith.base.settings import to_mapping
 from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.experiments.lineage.elmo_text import (
     DIRECTIONS,
-    FIRST_WORD,
     UNKNOWN,
     ElmoText,
     SentenceStream,
@@ -46,6 +35,7 @@ from bertsmith.experiments.lineage.elmo_text import (
     WindowStream,
     is_held_out,
 )
+from bertsmith.experiments.lineage.settings import ElmoSettings
 from bertsmith.model.config import elmo_config
 from bertsmith.model.elmo import ElmoLM, LSTMState
 from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
@@ -53,64 +43,13 @@ from bertsmith.text.tokenizer.characters import CharacterTokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint, checkpoints_in
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
 from bertsmith.training.finetuning.fit import fit
-from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, StepBatch, TrainingState
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed
-from bertsmith.training.settings import Machine
 
-KIND = "elmo"  # of the run
+KIND = "lineage elmo"  # of the run
+FREE = ("device", "precision", "threads", "checkpoint_every", "out")
 EVALUATED = 64  # sentences at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class ElmoSettings(Machine):
-    """All that decides a pre-training of ELMo."""
-
-    text: tuple[Path, ...]
-    """Files or folders of cased text."""
-    out: Path
-    """Run directory to write."""
-    size: str = "small"
-    """small, medium, original, or PROJECTIONxCELLS such as 64x256."""
-    minutes: float | None = None
-    """Budget; or --steps."""
-    steps: Annotated[int | None, Count] = None
-    vocab_size: Annotated[int, Count] = 20_000
-    """Words that are predicted, the most frequent ones; all others are <UNK>."""
-    softmax: Literal["full", "sampled"] = "full"
-    """full: over all words; sampled: as released, over --samples of them, drawn log-uniformly."""
-    samples: Annotated[int, Count, Advanced] = 8192
-    """--softmax sampled: words that a step compares with."""
-    stateful: bool = False
-    """As released: windows of 20 words, with the state carried from each to the next."""
-    batch_size: Annotated[int, Count] = 128
-    """Sentences, or windows, in a step."""
-    learning_rate: Annotated[float, Positive, Alias("--lr")] = 2e-3
-    """Peak learning rate."""
-    warmup_ratio: Annotated[float, Fraction, Advanced] = 0.05
-    max_grad_norm: Annotated[float, Positive, Advanced] = 1.0
-    dropout: Annotated[float, Fraction] = 0.1
-    """On the input of every LSTM and on the last output."""
-    checkpoint_every: Annotated[int, Count, Advanced] = 500
-    """Steps between checkpoints, from which the same command goes on after an interruption."""
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        elmo_config(self.size)
-        self.budget()
-        if self.vocab_size <= FIRST_WORD:
-            raise ValueError(f"`vocab_size={self.vocab_size}`: at least {FIRST_WORD + 1}")
-        if self.softmax == "sampled" and self.samples >= self.vocab_size:
-            raise ValueError(
-                f"`samples={self.samples}`: fewer than `vocab_size={self.vocab_size}`, or "
-                "`softmax='full'`"
-            )
-
-    def budget(self) -> Budget:
-        """Errors: ValueError for both budgets, or none."""
-        return Budget(steps=self.steps, minutes=self.minutes)
 
 
 class Samples(NamedTuple):
@@ -296,7 +235,7 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
     run = RunFolder(settings.out)
-    run.check_free(KIND)
+    run.check_free(KIND)  # before the text is read
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     text = ElmoText.read(settings.text)
     held_out = is_held_out(len(text.boundaries) - 1)
@@ -315,9 +254,9 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
         run.check_free(KIND)
         peak = measure_peak(engine)
         plain = to_mapping(settings) | {"text_sha256": text.fingerprint()}
-        record = describe(KIND, command, plain, model, machine=machine(engine, peak))
-        _check_same(run, plain)
-        run.write_settings(record)
+        if not run.is_begun(KIND, {n: value for n, value in plain.items() if n not in FREE}):
+            about = machine(engine, peak)
+            run.write_settings(describe(KIND, command, plain, model, machine=about))
         checkpoint = SeedCheckpoint.newest(run.path)
         state = checkpoint.state if checkpoint else TrainingState()
         if checkpoint:
@@ -354,18 +293,3 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
         for folder in (model_folder, *checkpoints_in(run.path)):
             remove_folder(folder)
     return result
-
-
-def _check_same(run: RunFolder, settings: dict[str, Any]) -> None:
-    """Errors: ValueError for an unfinished run of other settings."""
-    if run.kind() is None:
-        return
-    there = run.settings()["settings"]
-    here = json.loads(json.dumps(settings))
-    free = ("device", "precision", "threads", "checkpoint_every", "out")
-    if other := [name for name in here if name not in free and there.get(name) != here[name]]:
-        listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
-        raise ValueError(
-            f"{run.path} holds an unfinished run of other settings ({listed}): repeat its command "
-            "to go on with it, remove it, or name another `out`"
-        )

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.corpus.examples.stream import Position
+from bertsmith.experiments.lineage.settings import NO_WORDS
 from bertsmith.model.elmo import (
     MOST_BYTES,
     SENTENCE_BEGIN,
@@ -33,7 +34,7 @@ from bertsmith.text.tokenizer.characters import CharacterTokenizer
 from bertsmith.training.finetuning.fit import Batches
 
 DIRECTIONS = "ahead", "back"
-RIGHT_BORDER, LEFT_BORDER, UNKNOWN, FIRST_WORD = range(4)  # numbers before those of the words
+RIGHT_BORDER, LEFT_BORDER, UNKNOWN = range(NO_WORDS)  # numbers before those of the words
 NAMES = ["</S>", "<S>", "<UNK>"]
 WINDOW = 20  # words of a step, where the state is carried
 MOST_WORDS = 200  # of a sentence; a longer one becomes several
@@ -87,7 +88,7 @@ class ElmoText:
         counts = np.bincount(found[trained], minlength=len(numbers))
         order = np.argsort(-counts, kind="stable")
         place = np.empty(len(order), np.int32)
-        place[order] = np.arange(FIRST_WORD, FIRST_WORD + len(order))
+        place[order] = np.arange(NO_WORDS, NO_WORDS + len(order))
         words = list(numbers)
         types = [words[k] for k in order]
         names = NAMES + [word.decode("utf-8", "replace") for word in types]

@@ -11,12 +11,16 @@ from bertsmith.base.settings import (
     Alias,
     Count,
     Fraction,
+    Metavar,
     NotNegative,
     Positive,
     check_bounds,
 )
+from bertsmith.model.config import elmo_config
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.settings import Machine, Optimization
+
+NO_WORDS = 3  # numbers of ELMo's softmax that are borders of a sentence or <UNK>
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,3 +232,55 @@ class DecodingSettings:
         -1.5
         """
         return log_prob / ((5 + length) / 6) ** self.length_penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElmoSettings(Machine):
+    """All that decides a pre-training of ELMo (elmo.py)."""
+
+    common = ("text", "out", "minutes")
+
+    text: Annotated[list[Path], Metavar("FILE...")]
+    """Files or folders of cased text."""
+    out: Path
+    """Run directory to write."""
+    size: str = "small"
+    """small, medium, original, or PROJECTIONxCELLS such as 64x256."""
+    minutes: float | None = None
+    """Budget; or --steps."""
+    steps: Annotated[int | None, Count] = None
+    vocab_size: Annotated[int, Count] = 20_000
+    """Words that are predicted, the most frequent ones; all others are <UNK>."""
+    softmax: Literal["full", "sampled"] = "full"
+    """full: over all words; sampled: as released, over --samples of them, drawn log-uniformly."""
+    samples: Annotated[int, Count, Advanced] = 8192
+    """--softmax sampled: words that a step compares with."""
+    stateful: bool = False
+    """As released: windows of 20 words, with the state carried from each to the next."""
+    batch_size: Annotated[int, Count] = 128
+    """Sentences, or windows, in a step."""
+    learning_rate: Annotated[float, Positive, Alias("--lr")] = 2e-3
+    """Peak learning rate."""
+    warmup_ratio: Annotated[float, Fraction, Advanced] = 0.05
+    max_grad_norm: Annotated[float, Positive, Advanced] = 1.0
+    dropout: Annotated[float, Fraction] = 0.1
+    """On the input of every LSTM and on the last output."""
+    checkpoint_every: Annotated[int, Count, Advanced] = 500
+    """Steps between checkpoints, from which the same command goes on after an interruption."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        elmo_config(self.size)
+        self.budget()
+        if self.vocab_size <= NO_WORDS:
+            raise ValueError(f"`vocab_size={self.vocab_size}`: at least {NO_WORDS + 1}")
+        if self.softmax == "sampled" and self.samples >= self.vocab_size:
+            raise ValueError(
+                f"`samples={self.samples}`: fewer than `vocab_size={self.vocab_size}`, or "
+                "`softmax='full'`"
+            )
+
+    def budget(self) -> Budget:
+        """Errors: ValueError for both budgets, or none."""
+        return Budget(steps=self.steps, minutes=self.minutes)

@@ -23,14 +23,8 @@ from bertsmith.text.tokenizer.normalize import (
     is_ideograph,
     is_punctuation,
 )
-from bertsmith.text.tokenizer.rows import Encoded
-from bertsmith.text.tokenizer.tokenizer import (
-    NO_LIMIT,
-    Tokenizer,
-    concatenate,
-    text_groups,
-    text_starts,
-)
+from bertsmith.text.tokenizer.rows import Encoded, concatenate
+from bertsmith.text.tokenizer.tokenizer import NO_LIMIT, Tokenizer, text_groups, text_starts
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 
 MOST_BYTES = 48  # of a word: ELMo reads no more

@@ -24,7 +24,7 @@ from bertsmith.base.processes import usable_cores
 from bertsmith.text.tokenizer import kernel
 from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, read_tokenizer, write_tokenizer
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, GOOGLE_UNCASED, Normalization
-from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, make_rows
+from bertsmith.text.tokenizer.rows import Encoded, Rows, Truncation, concatenate, make_rows
 from bertsmith.text.tokenizer.tables import PAGE, CharacterTable, build_trie
 from bertsmith.text.tokenizer.wordpiece import Vocabulary, encode_text
 
@@ -422,28 +422,6 @@ def _several(threads: int) -> Iterator[Callable[[Callable[[Any], Any], Sequence[
             return results
 
         yield each
-
-
-def concatenate(parts: list[Encoded], each: Callable[..., list[Any]]) -> Encoded:
-    """Put the parts one after the other; threads share the copying."""
-    texts = np.cumsum([0, *map(len, parts)])
-    pieces = np.cumsum([0, *(len(part.ids) for part in parts)])
-    located = np.cumsum([0, *(len(part.offsets) for part in parts)])
-    whole = Encoded(
-        np.empty(pieces[-1], np.int32),
-        np.empty((located[-1], 2), np.int32),
-        np.empty(located[-1], np.int32),
-        np.zeros(texts[-1] + 1, np.int64),
-    )
-
-    def copy(k: int) -> None:
-        whole.ids[pieces[k] : pieces[k + 1]] = parts[k].ids
-        whole.offsets[located[k] : located[k + 1]] = parts[k].offsets
-        whole.word_ids[located[k] : located[k + 1]] = parts[k].word_ids
-        whole.boundaries[texts[k] + 1 : texts[k + 1] + 1] = parts[k].boundaries[1:] + pieces[k]
-
-    each(copy, range(len(parts)))
-    return whole
 
 
 def text_groups(texts: list[str], threads: int) -> list[list[str]]:
