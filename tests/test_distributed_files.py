@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from bertsmith.cli import pretrain
+from bertsmith.cli import train
 from bertsmith.cli.flags import read_command
 from bertsmith.cli.train import Pretrain
 
@@ -38,7 +38,7 @@ def test_every_flag_is_known(name):
     assert command == "pretrain"
     settings = read_command(Pretrain, command, words)
     assert isinstance(settings, Pretrain) and settings.resume
-    recipe = pretrain._recipe(settings).settings
+    recipe = train._recipe(settings).settings
     assert recipe.steps
 
 

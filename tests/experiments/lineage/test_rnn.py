@@ -12,9 +12,10 @@ from bertsmith.experiments.lineage.rnn import RNNConfig, rnn
 from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
 
 SIZES = {"embedding_size": 6, "hidden_size": 6, "dropout": 0.0}
-GRU_SHAPE = RNNConfig(20, 20, **{**SIZES, "hidden_size": 8})
-LSTM_SHAPE = RNNConfig(20, 20, form="lstm", num_layers=3, **SIZES)
-ATTENTION = AttentionConfig(20, 20, **{**SIZES, "hidden_size": 8})
+PIECES = {"source_vocab_size": 20, "target_vocab_size": 20}
+GRU_SHAPE = RNNConfig(**PIECES, **{**SIZES, "hidden_size": 8})
+LSTM_SHAPE = RNNConfig(**PIECES, form="lstm", num_layers=3, **SIZES)
+ATTENTION = AttentionConfig(**PIECES, **{**SIZES, "hidden_size": 8})
 SHAPES = {
     "gru": GRU_SHAPE,
     "gru, two layers, reset after": replace(GRU_SHAPE, num_layers=2, reset="after"),

@@ -146,7 +146,7 @@ def test_positions_are_the_papers():
 
 def test_embeddings_are_scaled_and_shared():
     made, apart = model(), model(source_vocab_size=9, shared=False)
-    assert made.source_table is made.target_table
+    assert made.source_table is None and "source_table.weight" not in made.state_dict()
     assert made.output_weight is made.target_table.weight
     assert apart.source_table.weight.shape == (9, H)
     assert apart.output_weight is apart.target_table.weight

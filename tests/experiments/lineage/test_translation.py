@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.experiments import distinct_names
 from bertsmith.experiments.lineage import translation
+from bertsmith.experiments.lineage.pairs import read_splits
 from bertsmith.experiments.lineage.settings import AttentionSettings
 from bertsmith.experiments.lineage.translation import (
     BestWeights,
@@ -255,9 +256,24 @@ def test_an_unknown_language_is_refused(data, tmp_path):
 def test_data_without_a_split_names_what_is_there(data, tmp_path):
     write(tmp_path / "train.en", "a\n")
     command = ("lineage", "rnn", "--data", tmp_path, "--source", "en", "--target", "de")
-    assert "no such file" in refused(*command, "--steps", 1, "--out", tmp_path / "out")
-    write(tmp_path / "train.de", "b\n")
-    assert "dev.en and dev.de" in refused(*command, "--steps", 1, "--out", tmp_path / "out")
+    command = (*command, "--steps", 1, "--out", tmp_path / "out")
+    assert "dev.en and dev.de, or one table dev.tsv, but has none" in refused(*command)
+    write(tmp_path / "dev.en", "a\n")
+    assert f"{tmp_path / 'train.de'}: no such file" in refused(*command)
+    write(tmp_path / "val.en", "a\n")
+    assert "but has dev, val" in refused(*command)
+
+
+def test_a_table_gives_its_own_dev(data, tmp_path):
+    sides = (data / "train.en", data / "train.de")
+    rows = zip(*(side.read_text(encoding="utf-8").splitlines() for side in sides), strict=True)
+    table = write(tmp_path / "pairs.tsv", ["en\tde", *("\t".join(row) for row in rows)])
+    train, dev, test = read_splits(table, "en", "de")
+    assert (len(train), len(dev), test) == (270, 30, {})
+    assert not {*dev.lines} & {*train.lines}  # pyright: ignore
+    few = write(tmp_path / "few.tsv", ["en\tde", "a\tb", "c\td"])
+    with pytest.raises(ValueError, match="2 pairs are too few"):
+        read_splits(few, "en", "de")
 
 
 def test_names_of_runs():

@@ -401,11 +401,11 @@ def compiling(monkeypatch):
 )
 def test_float8_that_would_be_bf16_is_refused(compiling, width, rows, length, message):
     task = compiling(engine=replace(CUDA, precision="float8"))
-    task.model.config.hidden_size = width
+    task.model.config.one_direction = SimpleNamespace(hidden_size=width)
     task.rows_per_forward, task.phase = rows, SimpleNamespace(length=length)
     with pytest.raises(ValueError, match=message):
         compile_tasks("on", [task], 1e12)
-    task.model.config.hidden_size, task.rows_per_forward = 256, 32
+    task.model.config.one_direction.hidden_size, task.rows_per_forward = 256, 32
     task.phase.length = 128
     assert compile_tasks("on", [task], 1e12) == "on"
 

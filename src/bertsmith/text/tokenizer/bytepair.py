@@ -87,7 +87,7 @@ class BytePairTokenizer(Tokenizer):
                 for first, second in FILES
                 if (folder / first).exists()
             )
-            pieces = numbered_pieces(read_json_object(vocabulary), vocabulary)
+            pieces = numbered_pieces(read_json_object(vocabulary).items(), vocabulary)
             merges = _read_merges(path)
         try:
             return cls(BytePairVocabulary(pieces), merges)

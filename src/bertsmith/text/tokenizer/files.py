@@ -6,6 +6,7 @@ import functools
 import itertools
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -274,17 +275,19 @@ def _vocabulary_from(tokenizer: dict[str, Any], path: Path) -> Vocabulary:
 def stored_pieces(tokenizer: dict[str, Any], path: Path) -> list[str]:
     """The pieces of `tokenizer.json`, tokens added later included. Errors: ValueError."""
     try:
-        ids = dict(tokenizer["model"]["vocab"])
-        ids |= {str(token["content"]): token["id"] for token in tokenizer["added_tokens"]}
-    except (KeyError, TypeError, ValueError) as error:
+        added = [(str(token["content"]), token["id"]) for token in tokenizer["added_tokens"]]
+        return numbered_pieces([*tokenizer["model"]["vocab"].items(), *added], path)
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
-    return numbered_pieces(ids, path)
 
 
-def numbered_pieces(stored: dict[str, Any], path: Path) -> list[str]:
-    """The pieces in the order of their ids. Errors: ValueError for no ids, or a gap in them."""
+def numbered_pieces(stored: Iterable[tuple[str, Any]], path: Path) -> list[str]:
+    """The pieces in the order of their ids; of two ids the last one counts.
+
+    Errors: ValueError for what is no id, or a gap between them.
+    """
     try:
-        ids = {piece: int(number) for piece, number in stored.items()}
+        ids = {piece: int(number) for piece, number in stored}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: no vocabulary in it as `tokenizers` writes it") from error
     pieces = sorted(ids, key=ids.__getitem__)

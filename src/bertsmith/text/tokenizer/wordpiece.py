@@ -67,7 +67,7 @@ class Vocabulary:
         self.ids = dict(zip(self.pieces, range(len(self.pieces)), strict=True))
         self.continuation = np.array([piece[:2] == "##" for piece in self.pieces])
         self.continuation.flags.writeable = False
-        self.longest = max(map(len, self.pieces))
+        self.longest = max(map(len, self.pieces), default=0)
         self.fingerprint = hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
 
     def _surround(self, borders: tuple[int, int, int] | None) -> None:

@@ -78,7 +78,7 @@ class ModelSettings:
 
     reinit_layers: Annotated[int, NotNegative, Advanced] = 0
     """So many top layers (and the pooler) start from random weights."""
-    bilstm: bool = False
+    bilstm: Annotated[bool, Advanced] = False
     """A new BiLSTM of the model's width reads its states, and the head reads the BiLSTM's."""
     freeze_encoder: bool = False
     """tag: the model's weights stay; a two-layer LSTM learns to read its last four layers."""
