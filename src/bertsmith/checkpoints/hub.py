@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bertsmith.base.files import nearby
 from bertsmith.checkpoints.config_json import CONFIG_FILE, config_path
+from bertsmith.checkpoints.stored import WEIGHTS
 
 HUB_FILES = [  # never the weights of other frameworks
     "config.json",
@@ -46,6 +47,11 @@ def open_model_folder(name: str | Path) -> Path:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / CONFIG_FILE).exists() and (folder / "run.json").exists():
+            if (folder / WEIGHTS).exists():
+                raise ValueError(
+                    f"{folder}: its model is no encoder of texts, but translates: use `bertsmith "
+                    "lineage translate`"
+                )
             raise ValueError(f"{folder}: no model in this run yet: let it train to its end")
         config_path(folder)
         return folder

@@ -255,9 +255,11 @@ def top_level(words: Sequence[str]) -> int:
     if words and words[0] not in ("-h", "--help"):
         kind = "flag" if words[0].startswith("-") else "command"
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
+        family = any(command.startswith(f"{words[0]} ") for command in known)
+        given = " ".join(words[: 1 + family])  # such as lineage, with the word behind it
         from bertsmith.base.settings import nearest
 
-        raise ValueError(f"unknown {kind} '{words[0]}': {nearest(words[0], known)}")
+        raise ValueError(f"unknown {kind} '{given}': {nearest(given, known)}")
     width = max(map(len, COMMANDS)) + 2
     lines = [
         "usage: bertsmith COMMAND ... [--debug]\n",

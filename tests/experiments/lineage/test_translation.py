@@ -228,6 +228,9 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
         *translate, "--beam", 99, "--out", tmp_path / "t"
     )
     assert "n_best" not in bertsmith("lineage", "translate", "--help-all")
+    predict = ("predict", runs / "rnn", data / "dev.en", "--out", tmp_path / "p.csv")
+    assert "use `bertsmith lineage translate`" in refused(*predict)
+    assert "unknown command 'lineage transfomer': did you mean" in cli("lineage", "transfomer").err
     evaluate = ("lineage", "evaluate", runs / "words")
     assert "no split 'tset'" in refused(*evaluate, "--split", "tset", *out)
     assert "name each system once" in refused(*evaluate, runs / "words", *out)

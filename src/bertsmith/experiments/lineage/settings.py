@@ -101,7 +101,7 @@ class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machi
     """Everything that decides what a translation model is and learns."""
 
     system: ClassVar[str]
-    common = ("minutes", "out")
+    common = ("minutes",)
 
     out: Path
     """Run directory to write; a stopped run goes on by the same command."""
@@ -238,7 +238,7 @@ class DecodingSettings:
 class ElmoSettings(Machine):
     """All that decides a pre-training of ELMo (elmo.py)."""
 
-    common = ("text", "out", "minutes")
+    common = ("minutes",)
 
     text: Annotated[list[Path], Metavar("FILE...")]
     """Files or folders of cased text."""
