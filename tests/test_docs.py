@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,32 @@ def test_source_names_files_that_are_there(folder):
 def test_a_page_names_and_links_what_is_there(page):
     assert not list(absent_files(page.read_text(encoding="utf-8")))
     assert not list(broken_links(page))
+
+
+QUOTED = re.compile(r"^```py\n# ([\w/]+\.py): .+\n((?:.*\n)+?)```$", re.MULTILINE)
+
+
+def stale_quotes(text):
+    """Lines that pages quote from a file of the package, which has no such lines."""
+    for name, lines in QUOTED.findall(text):
+        source = (PACKAGE / name).read_text(encoding="utf-8").splitlines()
+        depths = {len(line) - len(line.lstrip()) for line in source}
+        indented = (textwrap.indent(lines, " " * depth) for depth in depths)
+        if not any(block in "\n".join([*source, ""]) for block in indented):
+            yield name, lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_quotes_lines_that_stand_in_the_source(page):
+    text = page.read_text(encoding="utf-8")
+    assert not list(stale_quotes(text))
+    assert len(QUOTED.findall(text)) == text.count("```py\n")
+
+
+def test_a_stale_quote_is_seen():
+    quote = "```py\n# model/elmo.py: Layer\nself.ahead, self.back = {}\n```\n"
+    both = quote.format("ProjectedLSTM(config), ProjectedLSTM(config)") + quote.format("1, 2")
+    assert list(stale_quotes(both)) == [("model/elmo.py", "self.ahead, self.back = 1, 2\n")]
 
 
 def test_what_is_absent_is_seen(tmp_path):

@@ -11,6 +11,9 @@ import pytest
 
 from bertsmith.cli.main import main
 
+from .experiments.lineage.test_translation import texts as numbers
+from .tiny import bertsmith, write
+
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```\n(?P<output>.*?)^```$)?"
@@ -24,6 +27,14 @@ ELSEWHERE = re.compile(
 LITTLE = {"--minutes": "--steps 2", "--steps": "--steps 2", "--epochs": "--epochs 1"}
 LITTLE |= {"--trials": "--trials 2", "--seeds": "--seeds 1,2"}
 SHAPE = "2x128", "4x64"  # page, test: a page reads four layers
+PAIRS = {"--vocab-size": "60", "--num-evals": "1", "--threads": "1", "--hidden-size": "32"}
+FLAGS = {  # of a command, in place of the page's or besides
+    "finetune": {"--epochs": "1", "--max-retries": "0"},
+    "lineage rnn": PAIRS | {"--embedding-size": "32"},
+    "lineage attention": PAIRS | {"--embedding-size": "32"},
+    "lineage transformer": PAIRS,
+    "lineage elmo": {"--size": "16x32", "--threads": "1"},
+}
 
 
 def small(line):
@@ -37,6 +48,10 @@ def small(line):
     for flag in [word for word in words if word in LITTLE]:
         at = words.index(flag)
         words[at : at + 2] = LITTLE[flag].split()
+    command = " ".join(words[:2]) if words[0] == "lineage" else words[0]
+    for flag, value in FLAGS.get(command, {}).items():
+        at = words.index(flag) if flag in words else len(words)
+        words[at : at + 2] = [flag, value]
     return words
 
 
@@ -99,3 +114,32 @@ def test_finetuning(capsys):
     assert run_page("how-to/explain.md", capsys) == 2
     assert run_page("how-to/embeddings.md", capsys) == 3
     run_page("reference/formats.md", capsys)
+
+
+@pytest.fixture
+def lineage_data(in_a_folder_of_its_own):
+    """Small data under the names of the lineage's pages."""
+    for split, count in (("train", 300), ("val", 12), ("test_2016_flickr", 12)):
+        for language, lines in numbers(count, split).items():
+            write(Path(f"multi30k/{split}.{language}"), lines)
+    write(Path("new.txt"), numbers(3, "new")["en"])
+    books = [line for seed in range(40) for line in (*numbers(5, seed)["en"], "")]
+    write(Path("books/a.txt"), books)
+    topics = ["odd,a", "even,b", "strange,a", "flat,b"] * 10
+    write(Path("topics.csv"), ["text,topic", *topics])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("word-for-word", 2), ("rnn", 2), ("attention", 1), ("transformer", 3), ("elmo", 3)],
+)
+def test_a_system_of_the_lineage(name, count, lineage_data, capsys):
+    assert run_page(f"lineage/{name}.md", capsys) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "count"), [("how-to/lineage", 11), ("lineage/bert", 5)])
+def test_lineage_with_a_store(page, count, lineage_data, capsys):
+    bertsmith("vocab", "books", "--out", "vocab", "--size", 45)
+    bertsmith("corpus", "books", "--vocab", "vocab", "--out", "store")
+    assert run_page(f"{page}.md", capsys) == count

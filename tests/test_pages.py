@@ -14,6 +14,9 @@ import pytest
 
 from bertsmith.cli.main import main
 
+from .experiments.lineage.test_translation import texts as numbers
+from .tiny import write
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"^ {4,}(?:\$ )?bertsmith \w", re.MULTILINE)
@@ -63,6 +66,14 @@ def small(words):
             give("--phase2-batch-size", "2")
         give("--threads", "1")
         give("--num-evals", "1")
+    if words[0] == "lineage":
+        give("--steps", "2", old="--minutes")
+        give("--threads", "1")
+        if words[1] == "elmo":
+            give("--size", "16x32")
+        else:
+            give("--vocab-size", "60")
+            give("--hidden-size", "32")
     if words[0] == "finetune":
         give("--epochs", "1")
         give("--max-retries", "0")
@@ -99,6 +110,10 @@ def folder(tmp_path, monkeypatch):
     lines = [f'"{text}"' for text, _ in rows[:5]]
     Path("new.csv").write_text("\n".join(["body", *lines]), encoding="utf-8")
     Path("new.txt").write_text("\n".join(text for text, _ in rows[:5]), encoding="utf-8")
+
+    for split, count in (("train", 200), ("val", 12)):
+        for language, lines in numbers(count, split).items():
+            write(Path(f"multi30k/{split}.{language}"), lines)
 
     Path("SST-2").mkdir()
     lines = [f"{text}\t{number % 2}" for number, (text, _) in enumerate(rows)]
