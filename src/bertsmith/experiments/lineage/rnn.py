@@ -7,7 +7,7 @@ Two forms, of two papers. W, U, V, C, O are weights; biases are left out.
     decoder   h'_0 = tanh(V' c),  h'_i = GRU(W y_(i-1) + C c, h'_(i-1))
     output    t_i = max of pairs of O_h h'_i + O_y y_(i-1) + O_c c
 The paper has 1,000 units, embeddings of 100 and 500 pairs, AdaDelta, phrases as data. Its decoder
-has C c under the reset gate; here it is in the inputs of all gates, as in Bahdanau et al.
+resets after the product, U h' + C c; here C c is in the inputs of all gates, as in Bahdanau et al.
 
 "lstm": Sutskever et al. 2014 (arXiv 1409.3215): layers of LSTMs (model/recurrent.py) over one
 another; the decoder's begin at the encoder's last states and cells, the output is its top state.
@@ -50,8 +50,11 @@ class RNNConfig(RNNShape):
         if self.form not in ("gru", "lstm"):
             raise ValueError(f"form {self.form!r}: known are 'gru' and 'lstm'")
         if self.form == "lstm" and self.shared and self.embedding_size != self.hidden_size:
-            sizes = f"embedding_size {self.embedding_size}, hidden_size {self.hidden_size}"
-            raise ValueError(f"{sizes}: one table for input and output asks that they are equal")
+            raise ValueError(
+                f"`embedding_size={self.embedding_size}` and `hidden_size={self.hidden_size}` with "
+                "`form='lstm'`: make them equal, since one table serves for input and output, or "
+                "give `separate=True`"
+            )
 
 
 def check_tables(config: Any) -> None:

@@ -102,6 +102,7 @@ class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machi
 
     system: ClassVar[str]
     common = ("minutes",)
+    arguments = {"size": "vocab_size"}  # of the library's `train_vocabulary`
 
     out: Path
     """Run directory to write; a stopped run goes on by the same command."""
@@ -128,7 +129,7 @@ class RNNShape:
     hidden_size: Annotated[int, Count] = 512
     """Numbers of a state."""
     num_layers: Annotated[int, Count] = 1
-    """LSTMs over one another; the paper has 4. A GRU is one."""
+    """LSTMs or GRUs over one another; Sutskever et al. have 4, Cho et al. 1."""
     reversed_source: bool = False
     """Read the source from its end, as Sutskever et al. do."""
     reset: Literal["before", "after"] = "before"

@@ -3,7 +3,8 @@
 Each word e of a translation comes from one word f of the source, or from none (NULL), wherever it
 stands: p(e_1 .. e_T | f_1 .. f_S) is the product over e of the mean over f of p(e | f), f_0 being
 NULL. EM finds p(e | f): the E step shares every e among the f of its sentence by p(e | f), the M
-step takes what each f got as the new p. The likelihood has one maximum, so any start will do.
+step takes what each f got as the new p. The likelihood has no maximum below its highest one, so EM
+comes to that from any start.
 
 Translation word for word takes the best e of each f, in the order of the source.
 """
