@@ -138,7 +138,7 @@ def start_model(
         with WithoutInitialization():
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
-        if settings.init_scheme == "local" and config.family == "bert":
+        if settings.init_scheme == "local":
             for encoder in encoders(model.encoder):
                 local_start(encoder, config.initializer_range)
             if counts is not None:
