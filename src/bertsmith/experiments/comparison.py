@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bertsmith.base.files import atomic_folder, read_json, write_json, write_text
@@ -429,7 +430,7 @@ class Comparison:
         for seed in self.seeds:
             dev = read_json(self.cell(name, regime, task, seed) / SCORES_FILE)
             scores.append(dev_metrics(dev)[0][metric])
-        return lambda weights: sum(score(weights) for score in scores) / len(scores)
+        return lambda weights: np.mean([score(weights) for score in scores], axis=0)
 
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -445,7 +446,8 @@ def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(set(differences)) == 1:  # t is infinite, or 0 / 0
         return 0.0 if differences[0] else 1.0
-    return float(stats.ttest_1samp(differences, 0).pvalue)
+    found: Any = stats.ttest_1samp(differences, 0)
+    return float(found.pvalue)
 
 
 # The page
