@@ -280,6 +280,7 @@ class Comparison:
                 tokens=tokens,
                 batch_size=settings.batch_size,
                 max_length=settings.max_length,
+                num_evals=2,
                 checkpoint_every=200,
                 loggers=(),
                 **PRETRAININGS[name],
