@@ -81,10 +81,13 @@ def test_a_killed_comparison_goes_on_and_repeats_no_cell(files, tmp_path, monkey
     assert found["difference"] == pytest.approx(values[0] - values[1])
     assert found["p_seeds"] is None and not found["is_sure"]  # of one seed
 
-    # the same command is the same table; a system and a seed more are added, another size is not
+    # the same command is the same table; a seed more is added, and nothing else may change
     again = cli(*command)
     assert again.out == ran.out and len(read_json_lines(out / "log.jsonl")) == len(done)
     assert "batch_size = 8, not 4" in refused(*command, "--batch-size", "4")
+    assert cli(*command, "--seeds", "1,2").code == 0
+    added = [line["cell"] for line in read_json_lines(out / "log.jsonl")][len(done) :]
+    assert added == [cell[:-1] + "2" for cell in done[2:]]
 
 
 @pytest.mark.slow

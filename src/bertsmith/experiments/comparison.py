@@ -541,8 +541,9 @@ def _orderings(orderings: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> 
     count = len(orderings) * len(tasks)
     yield (
         "First minus second in points, with the 95% interval of a paired bootstrap over dev "
-        "examples, its p, and p of a paired t over seeds. **Sure** are those with both below "
-        f"{SURE}; of {count} tests some {SURE * count:.0f} would be below it in each by luck alone."
+        "examples, its p, and p of a paired t over seeds (–: of fewer than three). **Sure** are "
+        f"those with both below {SURE}; of {count} tests some {SURE * count:.0f} would be below it "
+        "in each by luck alone."
     )
     yield ""
 
