@@ -438,7 +438,7 @@ def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Two-sided p of Student's paired t; None of fewer than three pairs.
 
     >>> round(paired_p([1.0, 2.0, 3.0], [0.0, 1.5, 1.0]), 3)
-    0.119
+    0.118
     """
     if len(first) < 3:
         return None
