@@ -9,13 +9,11 @@ from scipy import stats
 from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.experiments import comparison
 from bertsmith.experiments.comparison import (
-    SYSTEMS,
-    TOLERANCE,
-    held,
     matched_sizes,
     paired_p,
     parameters,
 )
+from bertsmith.experiments.comparison_page import REGIMES, SYSTEMS, TOLERANCE, held
 from bertsmith.model.config import config_for, elmo_config
 
 from ..tiny import ANIMALS, PLACES, cli, refused, write
@@ -74,7 +72,7 @@ def test_a_killed_comparison_goes_on_and_repeats_no_cell(files, tmp_path, monkey
     assert ran.out == (out / "table.md").read_text()
     assert "LTR − LTR + BiLSTM" in ran.out and "Table 5, and hurts GLUE" in ran.out
     result = read_json(out / "result.json")
-    read = [result["pretraining"][regime]["ltr"]["tokens"] for regime in comparison.REGIMES]
+    read = [result["pretraining"][regime]["ltr"]["tokens"] for regime in REGIMES]
     assert read[0] >= 3000 and 450 <= read[1] < 450 + 8 * 32  # a step more at most
     found = result["orderings"]["tokens"][0]["tasks"]["sst2"]
     values = [result["cells"]["tokens"][name]["sst2"]["mean"] for name in ("ltr", "ltr+bilstm")]
