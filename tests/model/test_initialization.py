@@ -82,6 +82,31 @@ def encoder(request):
     return encoder
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_heads_of_a_causal_model_look_to_the_left_alone(family):
+    """What they would look at on the right is hidden from them."""
+    changes = {"family": "gpt", "type_vocab_size": 0} if family == "gpt" else {}
+    config = config_for("tiny", 1000, max_positions=256, causal=True, **changes)
+    std = 1 / math.sqrt(3 * config.hidden_size)
+    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    local_start(encoder, std)
+    ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        _, query, key, _ = first_layer(encoder, ids)
+        for head, distance in ((0, -1), (1, -2)):
+            scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
+            hidden = torch.ones(128, 128, dtype=torch.bool).triu(1)
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=2)
+            on_it = weights[:, range(3, 128), range(3 + distance, 128 + distance)]
+            assert on_it.mean() > 0.25  # uniform attention: a few hundredths
+    table = encoder.embeddings.position.weight
+    query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
+    for head, distance in ((0, -3), (1, -4)):
+        rows = slice(64 * head, 64 * (head + 1))
+        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
+        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+
+
 def first_layer(encoder, ids):
     """The rows that its attention reads, their queries, keys and values by heads."""
     hidden, layer = encoder.embeddings(ids, torch.zeros_like(ids)), encoder.layers[0]

@@ -29,7 +29,7 @@ from bertsmith.experiments.lineage.settings import (
     TranslationSettings,
     WordForWordSettings,
 )
-from bertsmith.experiments.settings import QuickstartSettings
+from bertsmith.experiments.settings import ComparisonSettings, QuickstartSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +172,30 @@ def run_lineage_elmo(settings: LineageElmo) -> None:
         f"perplexity {result['held_out']['perplexity']:.1f}"
     )
     print(after_elmo(settings.out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineageCompare(ComparisonSettings):
+    """Compare BERT with GPT, ELMo and left-to-right models: one table, with tests.
+
+    Examples:
+      bertsmith lineage compare --text books --data glue --out table
+      bertsmith lineage compare --text books --data data --out small --tokens 500000 \\
+          --tasks sst2 ner --systems bert ltr --train-examples 500
+
+    All read the same text and learn the same tasks, at equal tokens read and at equal predicted
+    positions, with as many parameters. OUT gets table.md and result.json. The same command goes on
+    where it was stopped; with more tasks, systems or seeds it adds them.
+    """
+
+    arguments = {"size": "vocab_size"}  # of the library's `train_vocabulary`
+
+
+def run_lineage_compare(settings: LineageCompare) -> None:
+    from bertsmith.experiments.comparison import compare_lineage
+
+    compare_lineage(settings, ["bertsmith", *sys.argv[1:]])
+    print((settings.out / "table.md").read_text(encoding="utf-8"), end="")
 
 
 @dataclass(frozen=True, kw_only=True)

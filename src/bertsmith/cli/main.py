@@ -64,6 +64,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "lineage attention": ("experiments", "translate by recurrent networks with attention"),
         "lineage transformer": ("experiments", "translate by a Transformer"),
         "lineage elmo": ("experiments", "pre-train an ELMo, to be fine-tuned like a BERT"),
+        "lineage compare": ("experiments", "compare BERT with these, GPT and LTR: one table"),
         "lineage translate": ("experiments", "translate a file with one of these"),
         "lineage evaluate": ("experiments", "measure and compare these, with a report"),
     },

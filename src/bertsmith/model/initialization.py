@@ -4,8 +4,9 @@ From random weights attention is uniform, and a small model spends its first tho
 token counts alone, until some head has found its neighbours, one position at a time. The local
 start gives it these: positions are sinusoids (Vaswani et al. 2017, section 3.5), so that "one to
 the left" is the same rotation everywhere, and each head's queries are rotated by a distance of its
-own. Values pass through attention scaled but unchanged: it gathers a mean of the tokens' vectors.
-Position 0 has no sinusoid, so that [CLS] gathers from all over its row. All of it stays trainable.
+own: both ways, or to the left where a causal model sees nothing else. Values pass through attention
+scaled but unchanged: it gathers a mean of the tokens' vectors. Position 0 has no sinusoid, so that
+[CLS] gathers from all over its row. All of it stays trainable.
 
 Letters as in encoder.py.
 """
@@ -96,9 +97,8 @@ def local_start(encoder: Encoder, std: float) -> None:
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
         table[0] = 0.0
         # a vector shared by half a row would turn all its queries alike, away from the neighbour
-        segments = encoder.embeddings.segment
-        assert isinstance(segments, nn.Embedding)
-        segments.weight.zero_()
+        if isinstance(segments := encoder.embeddings.segment, nn.Embedding):
+            segments.weight.zero_()
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
             query, key, value = layer.qkv.weight.chunk(3)
@@ -110,9 +110,15 @@ def local_start(encoder: Encoder, std: float) -> None:
             for head in range(config.num_heads):
                 index = number * config.num_heads + head
                 distance = (index // 2 + 1) * (1 if index % 2 else -1)  # -1, +1, -2, +2, ...
+                if config.causal:
+                    distance = -index - 1
                 rows = slice(head * size, (head + 1) * size)
                 read = torch.arange(size // 2) * config.num_heads + head
                 query[rows], key[rows] = rotated_head(read, frequencies, distance)
+            if number == 0 and not isinstance(encoder.embeddings.norm, nn.LayerNorm):
+                # a GPT's first layer reads sums of two tables of `std`, which nothing normalizes
+                query /= math.sqrt(2) * std
+                key /= math.sqrt(2) * std
 
 
 def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:

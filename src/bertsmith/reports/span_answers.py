@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from bertsmith.base.terminal import is_number, percent, shortened
 from bertsmith.reports import html
 from bertsmith.reports.runs import Run
@@ -24,9 +22,7 @@ from bertsmith.reports.text_answers import (
     figures_table,
 )
 from bertsmith.tasks.squad.answers import answer_scores
-from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, find_entities
-
-Entity = tuple[int, int, str]  # first word, word after the last one, type
+from bertsmith.tasks.tagging.schemes import Entity, entities, is_plain
 
 # Kinds of answers, in the order of the table; the first two are right.
 RIGHT = ("right", "rightly left without an answer")
@@ -77,32 +73,6 @@ def tag_sections(run: Run) -> list[str]:
         html.section("Sentences with most errors", errors),
         html.section("Least confident", _least_confident(sentences)),
     ]
-
-
-def is_plain(dev: Mapping[str, Any]) -> bool:
-    """True if the tags of a dev_scores.json spell no entities.
-
-    All tags decide together: among parts of speech may be one that is called S.
-
-    >>> is_plain({"labels": ["NN", "S"]}), is_plain({"labels": ["O", "S-PER"]})
-    (True, False)
-    """
-    return classes_scheme(dev.get("labels") or []) == "plain"
-
-
-def entities(tags: Sequence[str], plain: bool) -> set[Entity]:
-    """The entities that the tags of one sentence spell, see `find_entities`.
-
-    Each plain tag that is not O is a type by itself, of one word.
-
-    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"], plain=False))
-    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
-    >>> sorted(entities(["B", "I", "O"], plain=True))
-    [(0, 1, 'B'), (1, 2, 'I')]
-    """
-    if plain:
-        tags = [tag if tag == OUTSIDE else f"S-{tag}" for tag in tags]
-    return find_entities(tags, np.array([0, len(tags)])).keys()
 
 
 def _by_type(sentences: Iterable[set[Entity]]) -> Counter[str]:

@@ -287,8 +287,8 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
             save_model(model, CharacterTokenizer(), temporary, exclude=exclude)
             write_text(temporary / "words.txt", "\n".join(text.names[: settings.vocab_size]) + "\n")
         run.publish(model_folder)
-        result = {"steps": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1)}
-        result |= {"held_out": figures}
+        result = {"steps": state.step, "tokens": state.tokens, "flops": state.flops}
+        result |= {"seconds": round(state.seconds, 1), "held_out": figures}
         run.write_result(result)
         for folder in (model_folder, *checkpoints_in(run.path)):
             remove_folder(folder)

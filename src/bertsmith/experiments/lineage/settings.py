@@ -248,8 +248,10 @@ class ElmoSettings(Machine):
     size: str = "small"
     """small, medium, original, or PROJECTIONxCELLS such as 64x256."""
     minutes: float | None = None
-    """Budget; or --steps."""
+    """Budget; or --steps, or --words."""
     steps: Annotated[int | None, Count] = None
+    words: Annotated[int | None, Count] = None
+    """Budget in words read, ends of sentences included."""
     vocab_size: Annotated[int, Count] = 20_000
     """Words that are predicted, the most frequent ones; all others are <UNK>."""
     softmax: Literal["full", "sampled"] = "full"
@@ -283,5 +285,5 @@ class ElmoSettings(Machine):
             )
 
     def budget(self) -> Budget:
-        """Errors: ValueError for both budgets, or none."""
-        return Budget(steps=self.steps, minutes=self.minutes)
+        """Errors: ValueError for several budgets, or none."""
+        return Budget(self.steps, self.words, self.minutes)

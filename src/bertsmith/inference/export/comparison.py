@@ -13,8 +13,7 @@ from bertsmith.base.terminal import counted
 from bertsmith.inference.engines.exported import Session
 from bertsmith.inference.export.subject import MASK_EVERY, Subject
 from bertsmith.inference.export.targets import Precision
-from bertsmith.reports.significance import dev_metrics
-from bertsmith.tasks.bootstrap import paired_bootstrap
+from bertsmith.tasks.bootstrap import dev_metrics, paired_bootstrap
 from bertsmith.tasks.features import Features
 
 RESAMPLES = 1000

@@ -12,7 +12,7 @@ and F1 of entities are those of `conlleval` and seqeval.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from bertsmith.tasks.answer_tables import rounded
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 
 OUTSIDE = "O"
+Entity = tuple[int, int, str]  # first word, word after the last one, type
 
 
 class Entities(NamedTuple):
@@ -31,8 +32,8 @@ class Entities(NamedTuple):
     ends: np.ndarray  # int64 [E]
     types: list[str]
 
-    def keys(self) -> set[tuple[int, int, str]]:
-        """Each entity as (begin, end, type)."""
+    def keys(self) -> set[Entity]:
+        """Each entity by itself."""
         return set(zip(self.begins.tolist(), self.ends.tolist(), self.types, strict=True))
 
 
@@ -65,6 +66,32 @@ def find_entities(tags: Sequence[str], boundaries: np.ndarray) -> Entities:
     begins = np.flatnonzero(is_inside & ~goes_on)
     ends = np.flatnonzero(is_inside & ~np.append(goes_on[1:], False)) + 1
     return Entities(begins, ends, [type_names[index] for index in types[begins]])
+
+
+def is_plain(dev: Mapping[str, Any]) -> bool:
+    """True if the tags of a dev_scores.json spell no entities.
+
+    All tags decide together: among parts of speech may be one that is called S.
+
+    >>> is_plain({"labels": ["NN", "S"]}), is_plain({"labels": ["O", "S-PER"]})
+    (True, False)
+    """
+    return classes_scheme(dev.get("labels") or []) == "plain"
+
+
+def entities(tags: Sequence[str], plain: bool) -> set[Entity]:
+    """The entities that the tags of one sentence spell, see `find_entities`.
+
+    Each plain tag that is not O is a type by itself, of one word.
+
+    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "E-PER"], plain=False))
+    [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'PER')]
+    >>> sorted(entities(["B", "I", "O"], plain=True))
+    [(0, 1, 'B'), (1, 2, 'I')]
+    """
+    if plain:
+        tags = _single_words(tags)
+    return find_entities(tags, np.array([0, len(tags)])).keys()
 
 
 def located_entities(

@@ -327,6 +327,7 @@ def summary(trainer: Trainer, trained: Trained, seed: int) -> dict[str, Any]:
         "best_seed": seed,
         "best_step": trained.best_step,
         "steps": trained.steps,
+        "flops": trained.flops,
         "thresholds": model_task.thresholds,
         "train_examples": len(trainer.train_data),
         "dev_examples": len(trainer.dev[0].data),

@@ -154,6 +154,8 @@ class Trained:
     steps: int
     best_step: int
     """The step after which the weights were taken."""
+    flops: float
+    """Of the training's matrix products."""
 
     def outputs(self, features: Features) -> np.ndarray:
         """The head's outputs of any rows, without dropout."""
@@ -349,7 +351,7 @@ class Trainer:
         used.grow(model)
         if self.scaler:
             self.scaler.inverse_transform(model)
-        return Trained(model, engine, evaluation, state.step, step)
+        return Trained(model, engine, evaluation, state.step, step, state.flops)
 
     def evaluate(
         self,

@@ -138,6 +138,7 @@ class TrainingState:
     step: int = 0
     position: Position = field(default_factory=lambda: Position(0, 0))
     tokens: int = 0
+    flops: float = 0.0
     seconds: float = 0.0
     evaluating: float = 0.0
     """Seconds of evaluations in a budget in minutes; `seconds` includes them."""
@@ -153,6 +154,7 @@ class TrainingState:
         self.step += 1
         self.position = following
         self.tokens += batch.tokens
+        self.flops += sums["flops"]
 
 
 def in_words(figures: Mapping[str, float]) -> str:

@@ -62,6 +62,8 @@ class PretrainResult:
     objective: str
     steps: int
     tokens: int
+    flops: float
+    """Of the training's matrix products."""
     seconds: float
     losses: dict[str, float]
     """Training losses (nats) in the last line of the log."""
@@ -70,7 +72,7 @@ class PretrainResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of result.json."""
-        names = ("steps", "tokens", "seconds", "objective")
+        names = ("steps", "tokens", "flops", "seconds", "objective")
         result = {name: getattr(self, name) for name in names}
         return {**result, "held_out": self.eval_metrics} if self.eval_metrics else result
 
@@ -171,7 +173,7 @@ def pretrain(
                 reason = "the time limit" if time.monotonic() >= deadline else "a signal"
                 log.message(f"stopped by {reason} at step {state.step}; saved")
         losses = {name: x for name, x in training.metrics.items() if name.endswith("loss")}
-        counts = state.step, state.tokens, round(state.seconds, 1)
+        counts = state.step, state.tokens, state.flops, round(state.seconds, 1)
         result = PretrainResult(run.path, finished, settings.objective, *counts, losses, held_out)
         if finished and ranks.rank == 0:
             run.write_result(result.to_dict())

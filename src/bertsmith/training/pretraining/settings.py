@@ -103,7 +103,7 @@ class ModelSettings:
     """A new model."""
 
     architecture: Annotated[Literal["bert", "gpt"], Advanced] = "bert"
-    """gpt: that of Radford et al. 2018, with objective ltr; its weights start at random."""
+    """gpt: that of Radford et al. 2018, with objective ltr."""
     size: str = "tiny"
     """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
     activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"

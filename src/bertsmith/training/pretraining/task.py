@@ -138,10 +138,10 @@ def start_model(
         with WithoutInitialization():
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
-        if settings.init_scheme == "local" and config.family == "bert":
+        if settings.init_scheme == "local":
             for encoder in encoders(model.encoder):
                 local_start(encoder, config.initializer_range)
-            if counts is not None:
+            if counts is not None and config.family == "bert":  # a GPT has no such bias
                 log_shares = np.log((counts + 1) / (counts + 1).sum())
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
     for encoder in encoders(model.encoder):
