@@ -44,12 +44,12 @@ TURN = 4.0  # seconds of work that a system's turn should take, at least one ste
 
 
 class System:
-    """A process that steps on command."""
+    """A process that steps on command: `python SCRIPT NAME WORDS`."""
 
-    def __init__(self, name: str, size: str, length: int, store: Path) -> None:
-        script = Path(__file__).with_name("pretrain_systems.py")
+    def __init__(self, name: str, script: str, *words: object) -> None:
+        path = Path(__file__).with_name(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), name, size, str(length), str(store)],
+            [sys.executable, "-W", "ignore", str(path), name, *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,14 +62,12 @@ class System:
 
     def wait(self) -> None:
         """Until it is built and warm; how many steps make a turn."""
-        self.facts = self._answer()
+        self.facts = self.answer()
         self.steps = max(1, round(TURN / self.turn()))
 
     def turn(self) -> float:
         """Seconds of one turn."""
-        assert self.process.stdin is not None
-        print(self.steps, file=self.process.stdin, flush=True)
-        answer = self._answer()
+        answer = self.ask(self.steps)
         self.memory_mb = answer["memory_mb"]
         return answer["seconds"]
 
@@ -87,7 +85,13 @@ class System:
             found["share_of_peak"] = round(rate * operations / peak, 3)
         return found
 
-    def _answer(self) -> dict[str, Any]:
+    def ask(self, number: float) -> dict[str, Any]:
+        """Its answer to a line with a number."""
+        assert self.process.stdin is not None
+        print(number, file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -104,7 +108,8 @@ def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) ->
     """Every system's tokens/s, first step, memory; the peak of the machine in between."""
     groups, peak = [], 0.0
     for names in groups_of(size):
-        systems = [System(name, size, length, store) for name in names]
+        words = "pretrain_systems.py", size, length, store
+        systems = [System(name, *words) for name in names]
         peak = max(peak, take_turns(systems, rounds, engine))
         groups.append(systems)
     first, second = [{system.name: system.result(peak) for system in group} for group in groups]

@@ -19,7 +19,7 @@ def compare(module, monkeypatch):
     pretrain, rates, done = module("pretrain"), itertools.count(1), []
 
     class System(pretrain.System):
-        def __init__(self, name, *where):
+        def __init__(self, name, *words):
             done.append(f"open {name}")
             self.name, self.steps, self.memory_mb, self.rates = name, 1, 3000, []
             self.facts = {"tokens": 1000.0, "first_step_seconds": 1.0}
