@@ -200,11 +200,12 @@ def test_the_best_weights_are_kept_and_averaged():
     for step, (loss, value) in enumerate([(3.0, 1.0), (1.0, 4.0), (5.0, 100.0), (2.0, 2.0)]):
         model.weight.data.fill_(value)
         best.offer(step, loss, model)
-    assert best.steps == [1, 3] and best.mean()["weight"].item() == 3.0
+    assert best.steps == [1, 3] and best.mean(2)["weight"].item() == 3.0
     other = BestWeights(count=2)
     about, tensors = best.stored()
     other.resume(tensors, **about)
-    assert other.losses == [1.0, 2.0] and other.mean()["weight"].item() == 3.0
+    assert other.losses == [1.0, 2.0] and other.mean(2)["weight"].item() == 3.0
+    assert other.mean(1)["weight"].item() == 4.0
     other.offer(3, 0.0, model)  # measured already, before the stop
     assert other.steps == [1, 3]
 

@@ -90,7 +90,7 @@ class TranslationOptimization(Optimization):
     num_evals: Annotated[int, Count] = 20
     """Measurements on dev over the budget."""
     average: Annotated[int, Count] = 5
-    """Measured weights, those with the lowest loss, whose mean is the model."""
+    """Measured weights with the lowest loss, at most, whose mean is the model."""
     checkpoint_every: Annotated[int, Count, Advanced] = 500
     """Steps between two checkpoints."""
     seed: int = 1

@@ -122,13 +122,10 @@ class BestWeights:
                 kept.insert(place, new)  # type: ignore[attr-defined]
                 del kept[self.count :]
 
-    def mean(self) -> dict[str, Tensor]:
-        """The mean of the kept weights (checkpoint averaging, Vaswani et al. 2017, section 6.1)."""
-        names = self.weights[0]
-        return {
-            name: torch.stack([weights[name] for weights in self.weights]).mean(dim=0)
-            for name in names
-        }
+    def mean(self, count: int) -> dict[str, Tensor]:
+        """The mean of the best `count` (checkpoint averaging, Vaswani et al. 2017, section 6.1)."""
+        kept = self.weights[:count]
+        return {name: torch.stack([one[name] for one in kept]).mean(dim=0) for name in kept[0]}
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(Plain values, tensors) for a checkpoint."""
@@ -308,19 +305,20 @@ def _train(
         SeedCheckpoint.write(run.checkpoints, model, optimizer, state, *stored)
 
     last = fit(task, optimizer, loop, engine, run.path, state, save)
-    model.load_state_dict(best.mean())
-    figures = likelihood(model, dev, engine)
-    if figures["nll"] > best.losses[0]:  # a mean of weights may be worse than the best of them
-        model.load_state_dict(best.weights[0])
-        figures = likelihood(model, dev, engine)
+    means = []
+    for count in range(1, len(best.weights) + 1):  # early weights may pull a mean down
+        model.load_state_dict(best.mean(count))
+        means.append(likelihood(model, dev, engine))
+    count = int(np.argmin([figures["nll"] for figures in means])) + 1
+    model.load_state_dict(best.mean(count))
     write_tensors(run.path / WEIGHTS, model.state_dict())
     result = {
         "steps": state.step,
         "tokens": state.tokens,
         "seconds": round(state.seconds, 1),
         "epochs": round(state.step / task.batches.per_epoch, 2),
-        "averaged_steps": best.steps,
-        "dev": figures,
+        "averaged_steps": best.steps[:count],
+        "dev": means[count - 1],
         "dev_last": last,
     }
     run.write_result(result)
