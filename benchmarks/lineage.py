@@ -104,11 +104,12 @@ def prepare(data: tuple[Path, str, str] | None, folder: Path) -> dict[str, Any]:
 
 def take_turns(names: list[str], folder: Path, turns: int, seconds: float) -> dict[str, Any]:
     """The rates of systems that train one after the other, again and again."""
-    systems = [System(name, "lineage_systems.py", folder) for name in names]
+    systems: list[System] = []
     rows: dict[str, Any] = {}
-    for system in systems:
-        system.facts = system.answer()
-        rows[system.name] = {**system.facts, "turns": []}
+    for name in names:
+        system = System(name, "lineage_systems.py", folder)
+        rows[name] = {**system.answer(), "turns": []}  # ready before the next one starts
+        systems.append(system)
     for _ in range(turns):
         for system in systems:
             found = system.ask(seconds)

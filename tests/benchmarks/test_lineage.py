@@ -107,7 +107,7 @@ def test_systems_take_turns_and_the_page_has_their_ratios(module, run_main, monk
 
     class System:
         def __init__(self, name, *words):
-            self.name, self.facts = name, {}
+            self.name = name
 
         def answer(self):
             return {"parameters": 2_500_000, "precision": "float32"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.corpus.examples.stream import Position
@@ -113,6 +113,7 @@ def test_training_goes_on_without_empty_texts(tmp_path, capsys):
 TEXTS = st.text("aBé1 \"'-.,(%#￮“猫", max_size=20)  # without the joiner itself
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_words_are_joined_to_the_text(text):
     assert join(words([text])[0]) == " ".join(text.split())
@@ -124,6 +125,7 @@ PIECES = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *SIGNS, *F
 ALPHABET = Language(Tokenizer(Vocabulary(PIECES), CASED))
 
 
+@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=3))
 def test_pieces_hold_the_text_itself(texts):
     ids, boundaries = ALPHABET.encode(texts)
