@@ -135,7 +135,6 @@ def run_lineage_rnn(settings: TranslationSettings) -> None:
     from bertsmith.experiments.lineage.translation import train_translation
 
     check_folder(settings.out)
-    settings.budget()
     result = train_translation(settings, ["bertsmith", *sys.argv[1:]])
     print(
         f"{settings.out}: {result['steps']:,} steps, {result['epochs']:.1f} epochs; dev perplexity "
@@ -243,11 +242,12 @@ class LineageEvaluate(DecodingSettings):
     """
 
     models: Annotated[list[Path], Positional, Metavar("RUN...")]
-    """Run directories of translation systems, trained on the same data."""
+    """Run directories of translation systems of the same two languages."""
     out: Path
     """Folder to write."""
     data: Path | None = None
-    """Other data than the first system was trained on."""
+    """Data in place of that which the first system was trained on: test, and train, whose words are
+    counted."""
     split: str = "test"
     """test, dev, or one of several tests by the name of its files."""
 
@@ -298,7 +298,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     """
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
-        names = ["-".join(folder.parts[-2:]) for folder in folders]
+        names = ["-".join(folder.resolve().parts[-2:]) for folder in folders]
     if len(set(names)) < len(names):
         raise ValueError(f"{', '.join(map(str, folders))}: name each system once")
     return names

@@ -143,12 +143,12 @@ def train_word_for_word(
     """
     bleu.check_language(settings.target)
     run, started = RunFolder(settings.out), time.monotonic()
-    run.check_free(KIND.format(system=settings.system))
+    kind = KIND.format(system=settings.system)
+    run.check_free(kind)
     splits = read_splits(settings.data, settings.source, settings.target)
     with run.locked():
         model = WordForWord.train(splits.train, settings.iterations)
         model.save(run.path / TABLE)
-        kind = KIND.format(system=settings.system)
         run.write_settings(describe(kind, command, to_mapping(settings)))
         seconds = round(time.monotonic() - started, 1)
         result = {"seconds": seconds, "word_pairs": len(model.probabilities)}
@@ -186,7 +186,7 @@ def measure(
 ) -> dict[str, Any]:
     """Scores of several systems on the same sentences, and how sure their differences are.
 
-    `training`: source texts that they were trained on, for BLEU by the rarest word. All but
+    `training`: source texts whose words are counted for BLEU by the rarest word. All but
     `bleu.scores` is of BLEU lower-cased.
 
     {"data", "sentences", "systems": {name: {"bleu", "bleu_lower", "chrf", "seconds", "by_length",
