@@ -22,7 +22,9 @@ def test_from_text_to_answers(tmp_path):
     texts = [animal_sentences(3, seed) for seed in range(60)]
     store = write_store(tmp_path / "store", texts)
     run, more, task = (tmp_path / name for name in ("run", "more", "task"))
+    # a single layer whose heads begin at their neighbours finds a word anywhere only later
     new = ["--objective", "ltr", "--size", "1x64", "--steps", 60, "--lr", 3e-3]
+    new += ["--init-scheme", "paper"]
     given = ["pretrain", "--corpus", store, *HOW]
     bertsmith(*given, "--architecture", "gpt", *new, "--out", run)
     stored = read_stored_config(run)
