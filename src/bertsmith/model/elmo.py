@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.config import ElmoConfig
 from bertsmith.model.kernels.elementwise import Dropout
+from bertsmith.model.variants import reversal
 
 # numbers of what is no byte; a byte has its value + 1, and padding of rows 0
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, WORD_PAD = 257, 258, 259, 260, 261
@@ -212,7 +213,7 @@ class Elmo(nn.Module):
         """The L + 1 layers [T, W, 2P] of texts, which name their words by number; what is after
         their lengths means nothing. Layer 0 is the word's vector, twice."""
         x_WTP = self.embeddings(words_NK)[texts_TW.t()]
-        places_WT1 = backwards(lengths_T, len(x_WTP)).t()[:, :, None]
+        places_WT1 = reversal(lengths_T, len(x_WTP)).t()[:, :, None]
 
         def turned(x_WTP: Tensor) -> Tensor:
             return x_WTP.gather(0, places_WT1.expand_as(x_WTP))
@@ -290,14 +291,3 @@ class ElmoLM(nn.Module):
                 assert isinstance(highway, nn.Linear)
                 highway.bias[: len(highway.bias) // 2] = -2.0
         return self
-
-
-def backwards(lengths_B: Tensor, size: int) -> Tensor:
-    """The places of rows from their ends, int64 [B, S]; padding stays where it is.
-
-    >>> backwards(torch.tensor([3, 1]), 4).tolist()
-    [[2, 1, 0, 3], [0, 1, 2, 3]]
-    """
-    places_S = torch.arange(size, device=lengths_B.device)
-    turned_BS = lengths_B[:, None] - 1 - places_S
-    return torch.where(turned_BS >= 0, turned_BS, places_S)

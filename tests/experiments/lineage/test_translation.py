@@ -228,7 +228,7 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
     assert "--beam 99: the vocabulary has 60 pieces" in refused(
         *translate, "--beam", 99, "--out", tmp_path / "t"
     )
-    assert "n_best" not in bertsmith("lineage", "translate", "--help-all")
+    assert "n-best" not in bertsmith("lineage", "translate", "--help-all")
     predict = ("predict", runs / "rnn", data / "dev.en", "--out", tmp_path / "p.csv")
     assert "use `bertsmith lineage translate`" in refused(*predict)
     assert "unknown command 'lineage transfomer': did you mean" in cli("lineage", "transfomer").err

@@ -11,6 +11,7 @@ from bertsmith.base.settings import (
     Alias,
     Count,
     Fraction,
+    Hidden,
     Metavar,
     NotNegative,
     Positive,
@@ -65,7 +66,7 @@ class Vocabularies:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptimization(Optimization):
-    """Budget, batches, loss and optimizer; what is said of the papers is in docs/lineage."""
+    """Budget, batches, loss and optimizer."""
 
     title = "training"
 
@@ -109,6 +110,7 @@ class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machi
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        self.budget()
 
     def budget(self) -> Budget:
         """Errors: ValueError unless exactly one of steps, tokens and minutes is given."""
@@ -210,7 +212,7 @@ class DecodingSettings:
     """Longest translation, in pieces for each piece of the source ..."""
     max_extra: Annotated[int, Count] = 10
     """... and so many more."""
-    n_best: Annotated[int, Count] = 1
+    n_best: Annotated[int, Count, Hidden] = 1
     """Hypotheses of each sentence that are wanted, at most `beam`."""
 
     def __post_init__(self) -> None:

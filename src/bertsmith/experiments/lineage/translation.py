@@ -1,10 +1,11 @@
 """Training of a translation model: pairs of sentences in, a run directory out, resumable.
 
-All systems with a network train here, by the loop that trains BERT; they differ in `SYSTEMS`. The
+All systems with a network train here, by the loop that trains BERT; they differ in `NETWORKS`. The
 word-for-word baseline has no network and no loop (word_for_word.py).
 
     RUN/run.json result.json log.jsonl      what was asked for, what came out, the way there
-    RUN/model.safetensors source/ target/   the mean of the best measured weights, the vocabularies
+    RUN/model.safetensors                   the mean of the best measured weights
+    RUN/vocab/, or source/ and target/      the vocabulary, or one of each language
     RUN/checkpoints/                        a stopped run goes on from here
 
 Letters: B rows, S source positions, T target positions, N target pieces of a batch, H hidden size,
@@ -53,9 +54,8 @@ from bertsmith.training.loop.task import LoopSettings, StepBatch, TrainingState
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import TOKENS_AT_ONCE, computed
 
-NETWORKS: dict[
-    str, tuple[type, type, Callable[[Any], Any]]
-] = {  # shape, shape with vocabularies, model
+# system: its shape, the shape with vocabularies, the model of that
+NETWORKS: dict[str, tuple[type, type, Callable[[Any], Any]]] = {
     "rnn": (RNNShape, RNNConfig, rnn),
     "attention": (AttentionShape, AttentionConfig, AttentionTranslator),
     "transformer": (TransformerShape, TransformerConfig, Transformer),
@@ -93,8 +93,6 @@ def translation_sums(
     real_BT = batch["target_out"] != 0
     hidden_NH, labels_N = hidden_BTH[real_BT], batch["target_out"][real_BT]
     table_VH, bias_V = model.output_weight, model.output_bias
-    if bias_V is None:
-        bias_V = table_VH.new_zeros(len(table_VH))
     likelihood, right = masked_lm_loss(hidden_NH, table_VH, bias_V, labels_N)
     loss = likelihood
     if smoothing:
@@ -242,7 +240,6 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     Errors: ValueError for data or settings that do not fit, or a folder of another run;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
-    settings.budget()
     bleu.check_language(settings.target)
     run = RunFolder(settings.out)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
