@@ -110,7 +110,7 @@ def task_folder(data: Path, task: str) -> Path:
 
 
 def parameters(config: ModelConfig) -> int:
-    """Of a classifier of this configuration; nothing is allocated."""
+    """Parameters of a classifier of this configuration; nothing is allocated."""
     kind = family_class(SequenceClassifier, config, Path(config.family))
     with torch.device("meta"), WithoutInitialization():
         model = kind(config, 2)
@@ -144,7 +144,7 @@ def matched_sizes(size: str, vocab_size: int) -> dict[str, str]:
 
 
 def nearest_size(sizes: Iterator[str], count: Callable[[str], int], wanted: int) -> str:
-    """Of growing sizes the one whose count is nearest."""
+    """The size whose count is nearest, of growing ones."""
     before = next(sizes)
     for size in sizes:
         if count(size) >= wanted:
@@ -363,7 +363,7 @@ class Comparison:
     def _ordering(
         self, regime: str, cells: dict[str, Any], first: str, second: str
     ) -> dict[str, Any]:
-        """Of each task first minus second, and how sure it is."""
+        """First minus second of each task, and how sure it is."""
         tasks = {}
         for task in self.settings.tasks:
             metric = cells[first][task]["metric"]

@@ -33,7 +33,7 @@ SYSTEMS = {
 
 
 class Expectation(NamedTuple):
-    """What the paper says of two systems, on these tasks."""
+    """The paper's word on two systems, on these tasks."""
 
     higher: str
     lower: str

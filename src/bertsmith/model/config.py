@@ -157,7 +157,7 @@ class ElmoConfig(ModelConfig):
 
     @property
     def projection_size(self) -> int:
-        """Of a word's vector, and of the output of a direction of a layer."""
+        """Size of a word's vector, and of the output of a direction of a layer."""
         return self.hidden_size // 2
 
 

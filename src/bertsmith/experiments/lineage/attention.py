@@ -47,7 +47,7 @@ class AttentionConfig(AttentionShape):
 
 
 class Memory(NamedTuple):
-    """What the decoder reads of a source."""
+    """The source as the decoder reads it."""
 
     keys_BSA: Tensor
     values_BSE: Tensor  # the annotations
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of the decoder."""
+    """The decoder's state."""
 
     h_BH: Tensor
 

@@ -72,7 +72,7 @@ def draw_samples(count: int, num_words: int, random: np.random.Generator) -> Sam
 
 
 def expected_count(words: Tensor, tries: float, num_words: int) -> Tensor:
-    """How often words are expected among the samples of so many tries, float32.
+    """The expected count of words among the samples of so many tries, float32.
 
     >>> round(expected_count(torch.tensor([0]), 1, 3).item(), 3)  # log 2 / log 4
     0.5

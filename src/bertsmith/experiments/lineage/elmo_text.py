@@ -128,7 +128,7 @@ def is_held_out(sentences: int) -> np.ndarray:
 
 
 class Streams(NamedTuple):
-    """What a step reads in each direction: words and, as far on, those to be predicted.
+    """Read by a step in each direction: words and, as far on, those to be predicted.
 
     Both int64 [B, S], in the order in which the direction meets them; no prediction is IGNORED.
     """

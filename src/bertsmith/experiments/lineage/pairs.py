@@ -302,7 +302,7 @@ def _joined(sign: str) -> tuple[str, str, str]:
 
 
 def _joints(encoded: Encoded, is_sign: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where a sign touches what is before it, and what is after it: bool [T] each.
+    """Signs that touch what is before them, and what is after them: bool [T] each.
 
     Between two signs the second has the joint.
     """

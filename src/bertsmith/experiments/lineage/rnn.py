@@ -89,7 +89,7 @@ class RecurrentTranslator(nn.Module):
 
     @abstractmethod
     def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Any:
-        """What the decoder reads of a source: tensors whose first dimension is B."""
+        """The source as the decoder reads it: tensors whose first dimension is B."""
 
     @abstractmethod
     def start(self, memory: Any) -> Any:
@@ -174,13 +174,13 @@ class StackedTranslator(RecurrentTranslator):
 
 
 class Context(NamedTuple):
-    """What `GRUTranslator` reads of a source."""
+    """The source as `GRUTranslator` reads it."""
 
     context_BH: Tensor
 
 
 class GRUState(NamedTuple):
-    """Of all layers of its decoder."""
+    """The states of all layers of its decoder."""
 
     h_BLH: Tensor
 
@@ -223,7 +223,7 @@ class GRUTranslator(StackedTranslator):
 
 
 class LSTMState(NamedTuple):
-    """Of all layers: what `LSTMTranslator` reads of a source, and its decoder's state."""
+    """States of all layers: the source as `LSTMTranslator` reads it, and its decoder's."""
 
     h_BLH: Tensor
     c_BLH: Tensor

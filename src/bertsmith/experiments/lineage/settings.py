@@ -200,7 +200,7 @@ SYSTEMS: dict[str, type[TranslationSettings]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How the likeliest translation is searched for (decode.py)."""
+    """The search for the likeliest translation (decode.py)."""
 
     title = "search"
 

@@ -26,7 +26,7 @@ from bertsmith.model.kernels.recurrence import GRUTape, gru_step, over_steps
 
 
 class Source(NamedTuple):
-    """What is attended to."""
+    """The source that is attended to."""
 
     keys_BSA: Tensor
     values_BSE: Tensor
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Of a step, in float32."""
+    """The numbers of a step, in float32."""
 
     query_AH: Tensor  # W
     score_A: Tensor  # v

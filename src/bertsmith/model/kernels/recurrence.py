@@ -125,7 +125,7 @@ class _GRUSteps(torch.autograd.Function):
 
 
 class GRUTape(NamedTuple):
-    """What a GRU's forward steps leave for its backward steps; its weights."""
+    """Left by a GRU's forward steps for its backward steps; its weights."""
 
     gates_SBG: Tensor  # float32: r, z, n
     states: Tensor  # [S + 1, B, H]; the first is that before the first step

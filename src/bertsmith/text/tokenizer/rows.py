@@ -177,7 +177,7 @@ def make_rows(
 
 
 def borders(vocabulary: Vocabulary) -> tuple[int, int, int]:
-    """What stands before, between and after texts. Errors: ValueError for a GPT without it."""
+    """The pieces before, between and after texts. Errors: ValueError for a GPT without it."""
     if vocabulary.borders is None:
         raise ValueError(
             "a GPT as it was pre-trained has no pieces to stand around a text: "
