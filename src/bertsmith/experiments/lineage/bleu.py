@@ -80,8 +80,8 @@ def ceiling(references: Sequence[str], language: Language, code: str) -> dict[st
 def statistics(
     hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool = False
 ) -> np.ndarray:
-    """Counts of each sentence, int64 [N, 10]: its length, that of its reference, the n-grams of 1 to 4
-    words that are right, and all of them.
+    """Counts of each sentence, int64 [N, 10]: its length, that of its reference, the n-grams of 1
+    to 4 words that are right, and all of them.
 
     Errors: ValueError for no hypotheses, or other numbers of them and of references.
     """

@@ -164,7 +164,7 @@ class Transformer(nn.Module):
         return self
 
     def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Memory:
-        """The source as the decoder reads it, of rows with `lengths_B` pieces and padding behind them."""
+        """The source as the decoder reads it; rows have `lengths_B` pieces, then padding."""
         seen_BS = torch.arange(source_BS.shape[1], device=source_BS.device) < lengths_B[:, None]
         table = self.target_table if self.source_table is None else self.source_table
         x_BSH, attend = self._embed(table, source_BS), self._attend(seen_BS)
