@@ -11,7 +11,6 @@ from bertsmith.experiments.lineage.decode import DecodingSettings, Search, beam_
 from bertsmith.experiments.lineage.transformer import (
     EPSILON,
     DecoderLayer,
-    EncoderLayer,
     Transformer,
     TransformerConfig,
     sinusoids,
@@ -50,8 +49,9 @@ def rows(seed=1):
     return source, target
 
 
-def torch_layer(kind):
-    return kind(H, A, F_SIZE, dropout=0.0, batch_first=True, layer_norm_eps=EPSILON)
+def torch_layer(kind, place):
+    first = place == "pre"
+    return kind(H, A, F_SIZE, 0.0, batch_first=True, layer_norm_eps=EPSILON, norm_first=first)
 
 
 def pairs(ours, theirs, names):
@@ -103,9 +103,11 @@ def assert_like_pytorch(ours, theirs, names, run, run_theirs, inputs):
         assert (one - other).norm() < 1e-4 * other.norm()
 
 
-def test_encoder_layer_is_pytorchs():
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_encoder_layer_is_pytorchs(place):
     torch.manual_seed(0)
-    ours, theirs = EncoderLayer(config().layer), torch_layer(nn.TransformerEncoderLayer)
+    ours = Transformer(config(layer_norm=place)).encoder_layers[0]
+    theirs = torch_layer(nn.TransformerEncoderLayer, place)
     seen_BS = torch.arange(5) < LENGTHS[:, None]
     attend = Attend(A, 0.0, seen_BS[:, None, None])
 
@@ -118,9 +120,11 @@ def test_encoder_layer_is_pytorchs():
     assert_like_pytorch(ours, theirs, ENCODER, ours_run, theirs_run, [torch.randn(3, 5, H)])
 
 
-def test_decoder_layer_is_pytorchs():
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_decoder_layer_is_pytorchs(place):
     torch.manual_seed(0)
-    ours, theirs = DecoderLayer(config().layer), torch_layer(nn.TransformerDecoderLayer)
+    ours = DecoderLayer(config(layer_norm=place).layer)
+    theirs = torch_layer(nn.TransformerDecoderLayer, place)
     seen_BS = torch.arange(5) < LENGTHS[:, None]
     left = nn.Transformer.generate_square_subsequent_mask(6)
 
@@ -165,8 +169,9 @@ def test_one_table_of_two_vocabularies_is_refused():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_cached_steps_are_decode(training):
-    made, (source, target) = model().train(training), rows()
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_cached_steps_are_decode(training, place):
+    made, (source, target) = model(layer_norm=place).train(training), rows()
     memory = made.encode(source, LENGTHS)
     whole_BTH, state = made.decode(memory, target), made.start(memory)
     for place in range(target.shape[1]):
@@ -189,8 +194,9 @@ def test_future_and_padding_are_not_seen():
     torch.testing.assert_close(alone_1TH, hidden_BTH[1:2], atol=1e-5, rtol=1e-5)
 
 
-def test_alignments_are_the_last_layers_attention():
-    made, (source, target) = model(), rows()
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_alignments_are_the_last_layers_attention(place):
+    made, (source, target) = model(layer_norm=place), rows()
     last, given = made.decoder_layers[-1], {}
     for name in ("source_query", "source_key_value"):
         part = last.get_submodule(name)
@@ -266,7 +272,7 @@ def test_bf16_is_near_float32():
 def test_it_learns_to_reverse():
     """A task that needs positions, both attentions and the causal mask."""
     generator = torch.Generator().manual_seed(0)
-    made = model(hidden_size=32, num_layers=1, intermediate_size=64)
+    made = model(hidden_size=32, num_layers=1, intermediate_size=64, layer_norm="post")
     optimizer = torch.optim.Adam(made.parameters(), lr=5e-3, betas=(0.9, 0.98))
     lengths = torch.full((32,), 6)
 

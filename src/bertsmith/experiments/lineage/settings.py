@@ -172,6 +172,9 @@ class TransformerShape:
     """Attention heads."""
     intermediate_size: Annotated[int, Count] = 256
     """Numbers inside a feed-forward layer."""
+    layer_norm: Literal["pre", "post"] = "pre"
+    """LayerNorm before each sublayer, as the authors' tensor2tensor has it, or behind its residual,
+    as the paper has it: that needs more steps until the decoder reads the source."""
     dropout: Annotated[float, Fraction] = 0.3
     """Dropout on embeddings and each sublayer's output."""
     attention_dropout: Annotated[float, Fraction] = 0.1

@@ -24,7 +24,7 @@ from bertsmith.model.config import ModelConfig, Size
 from bertsmith.model.encoder import Layer, LayerNorm
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import residual_norm
-from bertsmith.model.variants import Attend
+from bertsmith.model.variants import Attend, layer_class
 
 EPSILON = 1e-6  # of every LayerNorm, as in tensor2tensor
 LONGEST_WAVE = 10_000  # of the positions, in units of 2 pi
@@ -62,6 +62,7 @@ class TransformerConfig(TransformerShape):
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             layer_norm_eps=EPSILON,
+            pre_norm=self.layer_norm == "pre",
         )
 
 
@@ -90,7 +91,7 @@ class DecoderLayer(EncoderLayer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        size = config.hidden_size
+        self.pre_norm, size = config.pre_norm, config.hidden_size
         self.source_query = nn.Linear(size, size)
         self.source_key_value = nn.Linear(size, 2 * size)
         self.source_output = nn.Linear(size, size)
@@ -101,23 +102,29 @@ class DecoderLayer(EncoderLayer):
     ) -> tuple[Tensor, Tensor]:
         """([B, T, H], keys and values so far): T positions after the P that `past_BPG` holds."""
         x_BTH, past_BPG = self.read_target(x_BTH, left, past_BPG)
-        context_BTH = source(self.source_query(x_BTH), *memory_BSG.chunk(2, dim=-1))
-        x_BTH = residual_norm(
-            x_BTH, self.source_output, context_BTH, self.dropout, self.source_norm
-        )
-        wide_BTF = self.widen(x_BTH)
-        x_BTH = residual_norm(x_BTH, self.output, wide_BTF, self.dropout, self.output_norm)
-        return x_BTH, past_BPG
+        q_BTH = self.source_query(self.before(x_BTH, self.source_norm))
+        context_BTH = source(q_BTH, *memory_BSG.chunk(2, dim=-1))
+        x_BTH = self.behind(x_BTH, self.source_output, context_BTH, self.source_norm)
+        wide_BTF = self.widen(self.before(x_BTH, self.output_norm))
+        return self.behind(x_BTH, self.output, wide_BTF, self.output_norm), past_BPG
 
     def read_target(self, x_BTH: Tensor, left: Attend, past_BPG: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's first third, and the keys and values of the target so far."""
-        q_BTH, own_BTG = self.qkv(x_BTH).tensor_split((x_BTH.shape[2],), dim=-1)
+        read_BTH = self.before(x_BTH, self.attention_norm)
+        q_BTH, own_BTG = self.qkv(read_BTH).tensor_split((x_BTH.shape[2],), dim=-1)
         past_BPG = torch.cat((past_BPG, own_BTG), dim=1) if past_BPG.shape[1] else own_BTG
         context_BTH = left(q_BTH, *past_BPG.chunk(2, dim=-1))
-        x_BTH = residual_norm(
-            x_BTH, self.attention_output, context_BTH, self.dropout, self.attention_norm
-        )
-        return x_BTH, past_BPG
+        return self.behind(x_BTH, self.attention_output, context_BTH, self.attention_norm), past_BPG
+
+    def before(self, x_BTH: Tensor, norm: LayerNorm) -> Tensor:
+        """The input of a sublayer."""
+        return norm(x_BTH) if self.pre_norm else x_BTH
+
+    def behind(self, x_BTH: Tensor, linear: nn.Linear, y_BTF: Tensor, norm: LayerNorm) -> Tensor:
+        """The sum with a sublayer's output, linear(y)."""
+        if self.pre_norm:
+            return x_BTH + self.dropout(linear(y_BTF))
+        return residual_norm(x_BTH, linear, y_BTF, self.dropout, norm)
 
 
 class Transformer(nn.Module):
@@ -133,8 +140,12 @@ class Transformer(nn.Module):
         size, layers, layer = config.hidden_size, range(config.num_layers), config.layer
         self.target_table = nn.Embedding(config.target_vocab_size, size)
         self.source_table = None if config.shared else nn.Embedding(config.source_vocab_size, size)
-        self.encoder_layers = nn.ModuleList(EncoderLayer(layer) for _ in layers)
+        encoder_layer = layer_class(EncoderLayer, layer.pre_norm, gated=False)
+        self.encoder_layers = nn.ModuleList(encoder_layer(layer) for _ in layers)
         self.decoder_layers = nn.ModuleList(DecoderLayer(layer) for _ in layers)
+        self.encoder_norm, self.decoder_norm = (
+            LayerNorm(size, eps=EPSILON) if layer.pre_norm else nn.Identity() for _ in range(2)
+        )
         self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size))
         self.dropout = Dropout(config.dropout)
 
@@ -170,6 +181,7 @@ class Transformer(nn.Module):
         x_BSH, attend = self._embed(table, source_BS), self._attend(seen_BS)
         for layer in self.encoder_layers:
             x_BSH = layer(x_BSH, attend)
+        x_BSH = self.encoder_norm(x_BSH)
         return Memory(seen_BS, tuple(own.source_key_value(x_BSH) for own in self._decoder()))
 
     def decode(self, memory: Memory, target_BT: Tensor) -> Tensor:
@@ -196,7 +208,8 @@ class Transformer(nn.Module):
             x_BTH, _ = layer.decode(x_BTH, left, source, memory_BSG, own_BPG)
         x_BTH, _ = last.read_target(x_BTH, left, past_BPG)
         heads = (self.config.num_heads, -1)
-        q_BTAD = last.source_query(x_BTH).unflatten(2, heads)
+        q_BTH = last.source_query(last.before(x_BTH, last.source_norm))
+        q_BTAD = q_BTH.unflatten(2, heads)
         k_BSAD = last_BSG.chunk(2, dim=-1)[0].unflatten(2, heads)
         scores_BATS = torch.einsum("btad,bsad->bats", q_BTAD, k_BSAD) / math.sqrt(q_BTAD.shape[3])
         scores_BATS = scores_BATS.masked_fill(~memory.seen_BS[:, None, None], -math.inf)
@@ -210,7 +223,7 @@ class Transformer(nn.Module):
         ):
             x_BTH, past_BPG = layer.decode(x_BTH, left, source, memory_BSG, past_BPG)
             states.append(past_BPG)
-        return x_BTH, State(tuple(states))
+        return self.decoder_norm(x_BTH), State(tuple(states))
 
     def _begin(
         self, memory: Memory, target_BT: Tensor, first: int
