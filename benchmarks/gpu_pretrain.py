@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from bertsmith.base.files import read_json, write_json, write_text
-from bertsmith.model.config import layers_and_hidden
+from bertsmith.model.config import layers_hidden_heads
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.pretraining.trial import COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER
 from gpu_pretrain_measure import attentions, measure
@@ -142,7 +142,7 @@ def jobs_of(arguments: argparse.Namespace, engine: Engine) -> dict[str, Job]:
     rounds = 1 if arguments.toy else arguments.rounds
     for case in TOY if arguments.toy else all_cases():
         names = systems_of(case)
-        layers, _ = layers_and_hidden(case.size)
+        layers, *_ = layers_hidden_heads(case.size)
         one = SYSTEM_SECONDS + COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers
         run = partial(measure, case, names, engine, rounds, not arguments.toy)
         jobs[case.name] = Job(run, len(names) * one, names)

@@ -1,4 +1,4 @@
-"""Commands: quickstart, and the lineage: the systems before and beside BERT."""
+"""Commands: quickstart, the paper's tables, and the systems before and beside BERT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bertsmith.experiments.lineage.settings import (
     TranslationSettings,
     WordForWordSettings,
 )
-from bertsmith.experiments.settings import ComparisonSettings, QuickstartSettings
+from bertsmith.experiments.settings import QuickstartSettings, ReproduceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,31 @@ def run_quickstart(settings: Quickstart) -> int:
     print(f"\nall done in {duration(time.monotonic() - started)}; open {report}")
     print(after_pretraining(settings.out / "pretrain"))
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(ReproduceSettings):
+    """Print the paper's tables beside ours, with spreads, tests and a verdict on each claim.
+
+    Examples:
+      bertsmith reproduce table5 --text books --data glue --dry-run
+      bertsmith reproduce table5 --text books --data glue
+      bertsmith reproduce all --text books --data data --models bert-base-cased --out paper
+      bertsmith reproduce lineage --text books --data data --out paper
+
+    Text is pre-trained on and the tasks are fine-tuned as each table says. Finished pieces are kept
+    and shared by all tables: the same command goes on where it was stopped, and the same command
+    on more machines with one --out shares the work. `lineage` is no table of the paper: BERT beside
+    GPT, ELMo and left-to-right models at equal text and equal predictions.
+    """
+
+
+def run_reproduce(settings: Reproduce) -> None:
+    from bertsmith.experiments.paper.reproduce import reproduce
+
+    for page in reproduce(settings):
+        print(page.read_text(encoding="utf-8"))
+        print(f"{page.with_suffix('.html')}: the same, to open in a browser\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,30 +196,6 @@ def run_lineage_elmo(settings: LineageElmo) -> None:
         f"perplexity {result['held_out']['perplexity']:.1f}"
     )
     print(after_elmo(settings.out))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineageCompare(ComparisonSettings):
-    """Compare BERT with GPT, ELMo and left-to-right models: one table, with tests.
-
-    Examples:
-      bertsmith lineage compare --text books --data glue --out table
-      bertsmith lineage compare --text books --data data --out small --tokens 500000 \\
-          --tasks sst2 ner --systems bert ltr --train-examples 500
-
-    All read the same text and learn the same tasks, at equal tokens read and at equal predicted
-    positions, with as many parameters. OUT gets table.md and result.json. The same command goes on
-    where it was stopped; with more tasks, systems or seeds it adds them.
-    """
-
-    arguments = {"size": "vocab_size"}  # of the library's `train_vocabulary`
-
-
-def run_lineage_compare(settings: LineageCompare) -> None:
-    from bertsmith.experiments.comparison import compare_lineage
-
-    compare_lineage(settings, ["bertsmith", *sys.argv[1:]])
-    print((settings.out / "table.md").read_text(encoding="utf-8"), end="")
 
 
 @dataclass(frozen=True, kw_only=True)

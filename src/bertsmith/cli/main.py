@@ -64,7 +64,6 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "lineage attention": ("experiments", "translate by recurrent networks with attention"),
         "lineage transformer": ("experiments", "translate by a Transformer"),
         "lineage elmo": ("experiments", "pre-train an ELMo, to be fine-tuned like a BERT"),
-        "lineage compare": ("experiments", "compare BERT with these, GPT and LTR: one table"),
         "lineage translate": ("experiments", "translate a file with one of these"),
         "lineage evaluate": ("experiments", "measure and compare these, with a report"),
     },
@@ -73,6 +72,7 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
         "report": ("inspect", "write a self-contained HTML report of runs"),
         "features ner": ("features", "tag words over a frozen model with a BiLSTM: Table 7"),
+        "reproduce": ("experiments", "print the paper's tables beside ours, with verdicts"),
     },
 }
 COMMANDS = {name: command for block in BLOCKS.values() for name, command in block.items()}

@@ -191,14 +191,16 @@ def elmo_config(size: str) -> ElmoConfig:
     )
 
 
-def layers_and_hidden(size: str) -> tuple[int, int]:
-    """Number of layers and hidden size of a named size or of "LAYERSxHIDDEN".
+def layers_hidden_heads(size: str) -> tuple[int, int, int]:
+    """Number of layers, hidden size and number of heads, a head for each 64 of the hidden size
+    where none is given, of a named size, "LAYERSxHIDDEN" or "LAYERSxHIDDENxHEADS".
 
-    >>> layers_and_hidden("base"), layers_and_hidden("6x384")
-    ((12, 768), (6, 384))
+    >>> layers_hidden_heads("base"), layers_hidden_heads("6x384"), layers_hidden_heads("6x768x3")
+    ((12, 768, 12), (6, 384, 6), (6, 768, 3))
     """
-    if shape := re.fullmatch(r"(\d+)x(\d+)", size):
-        layers, hidden = int(shape[1]), int(shape[2])
+    heads = 0
+    if shape := re.fullmatch(r"(\d+)x(\d+)(?:x([1-9]\d*))?", size):
+        layers, hidden, heads = int(shape[1]), int(shape[2]), int(shape[3] or 0)
     elif size in SIZES:
         layers, hidden = SIZES[size]
     else:
@@ -207,11 +209,11 @@ def layers_and_hidden(size: str) -> tuple[int, int]:
         )
     if hidden % 64 or not hidden or not layers:
         raise ValueError(f"size '{size}': layers must be positive, hidden size a multiple of 64")
-    return layers, hidden
+    return layers, hidden, heads or hidden // 64
 
 
 def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    """The configuration of a size; errors as `layers_and_hidden`.
+    """The configuration of a size; errors as `layers_hidden_heads`.
 
     With `gated` the intermediate size is 8/3 H, rounded to a multiple of 64, in place of 4 H: three
     such matrices have about as many parameters as two of 4 H (Shazeer 2020, section 3). With two
@@ -224,14 +226,14 @@ def config_for(size: str, vocab_size: int, **changes: Any) -> ModelConfig:
     >>> config_for("base", 30522, gated=True).intermediate_size
     2048
     """
-    layers, hidden = layers_and_hidden(size)
+    layers, hidden, heads = layers_hidden_heads(size)
     wide = 64 * round(hidden / 24) if changes.get("gated") else 4 * hidden
     directions = changes.get("directions", 1)
     config = ModelConfig(
         vocab_size=vocab_size,
         hidden_size=directions * hidden,
         num_layers=layers,
-        num_heads=directions * hidden // 64,
+        num_heads=directions * heads,
         intermediate_size=directions * wide,
     )
     return replace(config, **changes)

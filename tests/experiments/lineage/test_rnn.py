@@ -149,7 +149,7 @@ def maxout(w, state, word, context):
 
 def cho(w, source, target):
     """Hidden states [T, E] of one sentence, by the equations of rnn.py."""
-    table = w["source.weight"]
+    table = w["source.weight"] * np.sqrt(6)  # E
     h = np.zeros(8)
     for word in source:
         h = gru(w, "encoder.0", linear(w, "encoder.0.inputs", table[word]), h)
@@ -163,7 +163,7 @@ def cho(w, source, target):
 
 
 def sutskever(w, source, target):
-    table = w["source.weight"]
+    table = w["source.weight"] * np.sqrt(6)  # E
     states = [(np.zeros(6), np.zeros(6))] * 3
     for side, words in (("encoder", source[::-1]), ("decoder", target)):
         hidden = []
@@ -177,7 +177,7 @@ def sutskever(w, source, target):
 
 
 def bahdanau(w, source, target):
-    table = w["source.weight"]
+    table = w["source.weight"] * np.sqrt(6)  # E
     directions = []
     for side, words in (("forwards", source), ("backwards", source[::-1])):
         name, h, states = f"encoder.{side}.0", np.zeros(8), []

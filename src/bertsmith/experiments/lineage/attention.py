@@ -79,7 +79,7 @@ class AttentionTranslator(RecurrentTranslator):
 
     def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Memory:
         lengths_B = lengths_B.long()
-        h_BSH = self.encoder(self.source(source_BS), lengths_B)
+        h_BSH = self.encoder(self.look_up(self.source, source_BS), lengths_B)
         from_right_BH = h_BSH[:, 0, self.config.hidden_size :]
         return Memory(self.keys(h_BSH), h_BSH, lengths_B, self.start_state(from_right_BH).tanh())
 

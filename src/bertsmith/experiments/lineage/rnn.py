@@ -84,8 +84,14 @@ class RecurrentTranslator(nn.Module):
 
     def embed_target(self, target_BT: Tensor) -> Tensor:
         """[T, B, E]."""
-        table = self.source if self.target is None else self.target
-        return self.dropout(table(target_BT.t()))
+        return self.dropout(
+            self.look_up(self.source if self.target is None else self.target, target_BT.t())
+        )
+
+    def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
+        """Embeddings of tokens, times sqrt(E), as in the Transformer, so that gates are moved by
+        tokens from the first step, though the table as output gives logits near N(0, 1)."""
+        return table(ids) * math.sqrt(table.embedding_dim)
 
     @abstractmethod
     def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Any:
@@ -170,7 +176,10 @@ class StackedTranslator(RecurrentTranslator):
             order_BS = reversal(lengths_B, source_BS.shape[1])
             source_BS = source_BS.gather(1, order_BS)
         rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
-        return self.dropout(self.source(source_BS.t())), (lengths_B.long() - 1, rows_B)
+        return self.dropout(self.look_up(self.source, source_BS.t())), (
+            lengths_B.long() - 1,
+            rows_B,
+        )
 
 
 class Context(NamedTuple):

@@ -105,7 +105,8 @@ class ModelSettings:
     architecture: Annotated[Literal["bert", "gpt"], Advanced] = "bert"
     """gpt: that of Radford et al. 2018, with objective ltr."""
     size: str = "tiny"
-    """tiny, mini, small, medium, base, large, or LAYERSxHIDDEN such as 6x384."""
+    """tiny, mini, small, medium, base, large, LAYERSxHIDDEN such as 6x384, whose heads have 64
+    numbers, or LAYERSxHIDDENxHEADS."""
     activation: Annotated[Literal["gelu", "gelu_tanh"], Advanced] = "gelu"
     """gelu_tanh: google-research/bert's approximation."""
     layer_norm: Annotated[Literal["post", "pre"], Advanced] = "post"

@@ -1,0 +1,173 @@
+"""Cells: pieces of work that are done once, each in a folder named after what it is made of.
+
+A cell's key is a hash of its settings, of the files that it reads, of the keys of the cells that it
+builds on and of the version of bertsmith. So tables share what they have in common, a changed
+setting is another cell, and whatever is there stays good.
+
+    CELLS/finetune-mlm-sst2-1-0f3a9c51d2e4/     the run
+        cell.json                               last: the cell is done; digests of what it came to
+
+Any number of processes may work on one folder: each takes a cell that no other holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bertsmith.base import VERSION
+from bertsmith.base.files import locked_file, read_json_object, write_json
+from bertsmith.base.terminal import duration
+from bertsmith.checkpoints.run_folder import RESULT_FILE
+from bertsmith.text.readers.tables import digest
+
+CELL_FILE, LOCK_FILE = "cell.json", "cell.lock"
+WAIT = 2.0  # seconds between two looks at cells that other processes hold
+
+
+class Held(ValueError):
+    """Another process works on the cell."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A piece of work."""
+
+    kind: str
+    label: str
+    """For people: the key tells cells apart."""
+    made_of: Mapping[str, Any]
+    """Plain values that decide the result."""
+    make: Callable[[Path], None]
+    """Fills the folder; called again after it was stopped, it goes on there."""
+    inputs: tuple[Cell, ...] = ()
+    flops: float = 0.0
+    """About as many operations; for the time that is left."""
+    kept: tuple[str, ...] = (RESULT_FILE,)
+    """The files that tables are made of."""
+
+    @cached_property
+    def key(self) -> str:
+        parts = {
+            "kind": self.kind,
+            "version": VERSION,
+            "made_of": self.made_of,
+            "inputs": [cell.key for cell in self.inputs],
+        }
+        text = json.dumps(parts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.label}-{self.key}".replace("/", "-").replace(" ", "-")
+
+    def folder(self, root: Path) -> Path:
+        return root / self.name
+
+    def seconds(self, root: Path) -> float | None:
+        """The time that it took; None: it is not done.
+
+        Errors: ValueError where its results are not those that were written.
+        """
+        folder = self.folder(root)
+        if not (folder / CELL_FILE).exists():
+            return None
+        done = read_json_object(folder / CELL_FILE)
+        for name, written in done["files"].items():
+            if not (folder / name).exists() or digest(folder / name) != written:
+                raise ValueError(
+                    f"{folder / name} is not as it was written: remove {folder}, and this cell is "
+                    "computed again"
+                )
+        return done["seconds"]
+
+    def compute(self, root: Path) -> None:
+        """Do the work, unless it is done.
+
+        Errors: Held where another process does it; those of the work.
+        """
+        folder = self.folder(root)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked_file(folder / LOCK_FILE, "cell", "held"):
+                if self.seconds(root) is None:
+                    self._compute(folder)
+        except ValueError as error:
+            raise (Held(self.name) if str(error) == "held" else error) from error
+
+    def _compute(self, folder: Path) -> None:
+        started = time.monotonic()
+        self.make(folder)
+        seconds = round(time.monotonic() - started, 1)
+        files = {name: digest(folder / name) for name in self.kept}
+        facts = {"made_of": self.made_of, "inputs": [cell.name for cell in self.inputs]}
+        write_json(folder / CELL_FILE, {"seconds": seconds, "files": files, **facts})
+
+
+def needed(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells and all that they build on, each once, behind its inputs."""
+    found: dict[str, Cell] = {}
+
+    def add(cell: Cell) -> None:
+        for one in cell.inputs:
+            add(one)
+        found.setdefault(cell.key, cell)
+
+    for cell in cells:
+        add(cell)
+    return list(found.values())
+
+
+def compute(cells: Sequence[Cell], root: Path) -> None:
+    """Compute all that are needed and not done; returns when every one is, by whichever process.
+
+    Errors: ValueError for a finished cell whose files were changed; those of the work.
+    """
+    left = [cell for cell in needed(cells) if cell.seconds(root) is None]
+    total = len(left)
+    while left:
+        before = len(left)
+        for cell in list(left):
+            if any(one.seconds(root) is None for one in cell.inputs):
+                continue  # another process makes it
+            try:
+                cell.compute(root)
+            except Held:
+                continue
+            left.remove(cell)
+            took = duration(cell.seconds(root) or 0.0)
+            print(f"{total - len(left)} of {total}: {cell.name}: {took}", file=sys.stderr)
+        if len(left) == before:
+            time.sleep(WAIT)
+
+
+def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dict[str, Any]:
+    """Cells, FLOPs and seconds that are left, by kind.
+
+    The speed of a kind is that of its finished cells, or `flops_per_second` where there are none.
+    """
+    found: dict[str, Any] = {}
+    for cell in needed(cells):
+        kind = found.setdefault(
+            cell.kind, {"done": 0, "left": 0, "flops": 0.0, "done_flops": 0.0, "done_seconds": 0.0}
+        )
+        seconds = cell.seconds(root)
+        if seconds is None:
+            kind["left"] += 1
+            kind["flops"] += cell.flops
+        else:
+            kind["done"] += 1
+            kind["done_flops"] += cell.flops
+            kind["done_seconds"] += seconds
+    for kind in found.values():
+        done_flops, done_seconds = kind.pop("done_flops"), kind.pop("done_seconds")
+        speed = done_flops / done_seconds if done_flops and done_seconds else flops_per_second
+        kind["seconds"] = kind["flops"] / speed
+    return found

@@ -1,0 +1,224 @@
+"""An experiment: variants of a model, columns on which they are measured, claims to be tested.
+
+It is data, a TOML file. `tables/` has one for each table and figure of the paper and one for the
+lineage; `tables/scales.toml` says how large everything is at a scale, where an experiment has
+nothing of its own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from bertsmith.base.settings import Count, NotNegative, check_bounds, from_mapping, nearest
+from bertsmith.tasks.task import Task, find_task
+from bertsmith.training.finetuning.settings import ROWS
+from bertsmith.training.pretraining.settings import BUDGETS
+
+TABLES = Path(__file__).parent / "tables"
+SCALES = ("nano", "small", "paper")
+LINEAGE = "lineage"  # the experiment that is not the paper's
+PERPLEXITY, FEATURES = "perplexity", " features"  # columns that are no fine-tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes and budgets of an experiment."""
+
+    vocab_size: Annotated[int, Count]
+    """Pieces of the vocabulary, which is cased: Tables 7 and 8 have names to tag."""
+    seeds: Annotated[int, Count]
+    """Fine-tunings of each model, seeds 1 to this."""
+    train_examples: Annotated[int, NotNegative] = 0
+    """At most so many of a task to learn from, drawn once; 0: all."""
+    dev_examples: Annotated[int, NotNegative] = 0
+    """At most so many to measure on; 0: all."""
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `bertsmith.pretrain`."""
+    finetune: dict[str, Any] = field(default_factory=dict)
+    """Keywords of `bertsmith.finetune`."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """Fields of `FrozenSettings`."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A row of the table."""
+
+    name: str
+    title: str
+    group: str = ""
+    """Rows of a group are a table of their own, with this title."""
+    system: Literal["encoder", "elmo"] = "encoder"
+    """elmo is pre-trained by `lineage elmo`, on the words of the same text."""
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    share: float = 1.0
+    """Part of the scale's budget that it is pre-trained for."""
+    at: float = 1.0
+    """Part of the pre-training after which it is measured."""
+    model: str = ""
+    """A model that is there, in place of a pre-training."""
+    finetune: dict[str, Any] = field(default_factory=dict)
+    features: str = "concat-last-four"
+    """The row of Table 7 that reads the layers, in columns of features."""
+    columns: tuple[str, ...] = ()
+    """The columns that it has; (): all."""
+    sizes: dict[str, str] = field(default_factory=dict)
+    """Its size at each scale, where it is not the scale's."""
+    paper: dict[str, float] = field(default_factory=dict)
+    """The paper's figures by column, in percent."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A task, its metric and the way to it: "mrpc", "mrpc:accuracy", "ner features"; or
+    "perplexity" on held-out text."""
+
+    name: str
+
+    @property
+    def is_perplexity(self) -> bool:
+        return self.name == PERPLEXITY
+
+    @property
+    def is_features(self) -> bool:
+        return self.name.endswith(FEATURES)
+
+    @property
+    def task(self) -> Task:
+        """The row of the task. Errors: ValueError for an unknown one."""
+        return find_task(self.name.removesuffix(FEATURES).partition(":")[0])
+
+    @property
+    def metric(self) -> str:
+        """
+        >>> Column("mrpc:accuracy").metric, Column("cola").metric, Column("perplexity").metric
+        ('accuracy', 'matthews', 'perplexity')
+        """
+        if self.is_perplexity:
+            return PERPLEXITY
+        return self.name.partition(":")[2] or self.task.main_metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The paper's word on two variants: the first is better, on these columns."""
+
+    better: str
+    worse: str
+    columns: tuple[str, ...] = ()
+    """(): all that both have."""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The content of a TOML file, at one scale."""
+
+    title: str
+    about: str = ""
+    """A paragraph for the page."""
+    columns: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    claims: tuple[Claim, ...] = ()
+    tests: Literal["claims", "all"] = "claims"
+    """all: every two variants of a group are compared as well."""
+    models: bool = False
+    """True: models that the user names are rows, too."""
+    points: tuple[float, ...] = ()
+    """Parts of a pre-training after which each variant is measured; (): at its end. A variant
+    "mlm" is then several, "mlm@0.1" and so on, and its figures in the paper are "mnli@0.1"."""
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        names = {variant.name for variant in self.variants}
+        if len(names) < len(self.variants):
+            raise ValueError("two variants have one name")
+        for claim in self.claims:
+            for name in (claim.better, claim.worse):
+                if name not in names:
+                    raise ValueError(f"claims: unknown variant '{name}': {nearest(name, names)}")
+        for column in map(Column, self.columns):
+            if not column.is_perplexity and column.metric not in column.task.metrics:
+                known = nearest(column.metric, column.task.metrics)
+                raise ValueError(f"columns: {column.name}: unknown metric: {known}")
+        for used in (*self.variants, *self.claims):
+            for name in used.columns:
+                if name not in self.columns:
+                    raise ValueError(f"unknown column '{name}': {nearest(name, self.columns)}")
+        for variant in self.variants:
+            if variant.features not in ROWS:
+                row = variant.features
+                raise ValueError(f"features: unknown row '{row}': {nearest(row, ROWS)}")
+
+    def variant(self, name: str) -> Variant:
+        return next(one for one in self.variants if one.name == name)
+
+    def columns_of(self, variant: Variant) -> list[Column]:
+        """The columns in which the variant has a figure."""
+        return [Column(c) for c in self.columns if not variant.columns or c in variant.columns]
+
+
+def experiment_names() -> list[str]:
+    """The experiments that come along, in the paper's order."""
+    names = sorted(path.stem for path in TABLES.glob("*.toml"))
+    return sorted(set(names) - {"scales"}, key=lambda name: (not name.startswith("table"), name))
+
+
+def read_experiment(name: str, scale: str) -> Experiment:
+    """Read one that comes along, or a TOML file of the user's.
+
+    Errors: ValueError for an unknown name, or that names the file and the mistake in it.
+    """
+    path = Path(name)
+    if path.suffix != ".toml":
+        if name not in experiment_names():
+            raise ValueError(
+                f"unknown experiment '{name}': {nearest(name, ['all', *experiment_names()])} "
+                "(the name of a file ends in .toml)"
+            )
+        path = TABLES / f"{name}.toml"
+    values = _read(path)
+    own = {one: values.pop(one, {}) for one in SCALES}
+    values["scale"] = overridden(_read(TABLES / "scales.toml")[scale], own[scale])
+    if points := values.get("points"):
+        both = [(variant, point) for variant in values["variants"] for point in points]
+        values["variants"] = [_at(variant, point) for variant, point in both]
+    return from_mapping(Experiment, values, str(path))
+
+
+def _at(variant: Mapping[str, Any], point: float) -> dict[str, Any]:
+    """The variant after a part of its pre-training."""
+    end = f"@{point:g}"
+    known = variant.get("paper", {}).items()
+    paper = {column.removesuffix(end): value for column, value in known if column.endswith(end)}
+    own = {"name": variant["name"] + end, "title": f"{variant['title']}, {point:.0%}"}
+    return {**variant, **own, "at": point, "paper": paper}
+
+
+def overridden(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with changes, table by table; a budget takes the place of one of another kind.
+
+    >>> overridden({"pretrain": {"steps": 9, "size": "tiny"}}, {"pretrain": {"tokens": 80}})
+    {'pretrain': {'size': 'tiny', 'tokens': 80}}
+    """
+    kept = dict(base)
+    if not changes.keys().isdisjoint(BUDGETS):
+        kept = {name: value for name, value in kept.items() if name not in BUDGETS}
+    for name, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(kept.get(name), Mapping)
+        kept[name] = overridden(kept[name], value) if both else value
+    return kept
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from error

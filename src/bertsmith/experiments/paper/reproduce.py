@@ -1,0 +1,213 @@
+"""Experiments from text and folders of tasks to tables: what is not there yet is computed.
+
+OUT/cells/                          every piece of work, shared by all experiments
+OUT/table5.md table5.html table5.json      what came out
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.base.files import write_json, write_text
+from bertsmith.base.settings import nearest, to_mapping
+from bertsmith.base.terminal import counted, duration
+from bertsmith.experiments.paper.cells import Cell, compute, time_left
+from bertsmith.experiments.paper.experiment import (
+    LINEAGE,
+    Column,
+    Experiment,
+    Variant,
+    experiment_names,
+    read_experiment,
+)
+from bertsmith.experiments.paper.page import markdown, page
+from bertsmith.experiments.paper.verdicts import result_of
+from bertsmith.experiments.paper.work import TaskData, Work, find_data
+from bertsmith.experiments.settings import ReproduceSettings
+from bertsmith.training.engine import choose_engine, measure_peak
+from bertsmith.training.settings import Machine
+
+ALL = "all"
+ASSUMED_SHARE = 0.2  # of the machine's peak, where no cell of a kind was measured
+
+
+def reproduce(settings: ReproduceSettings) -> list[Path]:
+    """Compute what the experiments need and write their tables: the paths of the pages.
+
+    Errors: ValueError for an unknown experiment, variant or task, an experiment without any of its
+    tasks, a finished cell whose files were changed; KeyboardInterrupt when a signal asked to stop.
+    """
+    plans = plans_of(settings)
+    if settings.dry_run:
+        print("\n".join(cost(plans, settings)))
+        return []
+    written = []
+    for name, (experiment, work) in plans.items():
+        compute(cells_of(experiment, work), work.root)
+        result = result_of(experiment, work) | {
+            "about": experiment.about,
+            "columns": columns_of(experiment, work),
+            "settings": to_mapping(settings),
+        }
+        result["curves"] = curves(experiment, result["rows"])
+        write_json(settings.out / f"{name}.json", result)
+        write_text(settings.out / f"{name}.html", page(result))
+        written.append(settings.out / f"{name}.md")
+        write_text(written[-1], markdown(result))
+    return written
+
+
+def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
+    """The experiments that were asked for, by the name of their pages."""
+    names = [name for name in experiment_names() if name != LINEAGE]
+    asked = names if settings.experiments == (ALL,) else settings.experiments
+    return {Path(name).stem: plan_of(name, settings) for name in asked}
+
+
+def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
+    """An experiment, with the user's models as rows of it, and what makes its cells."""
+    experiment = read_experiment(name, settings.scale)
+    if settings.seeds:
+        experiment = replace(experiment, scale=replace(experiment.scale, seeds=settings.seeds))
+    for only in (settings.tasks, settings.variants):
+        known = [*experiment.columns] if only is settings.tasks else _names(experiment)
+        for one in only:
+            if one not in known:
+                raise ValueError(f"{name}: unknown '{one}': {nearest(one, known)}")
+    if settings.variants:
+        kept = tuple(one for one in experiment.variants if one.name in settings.variants)
+        claims = tuple(
+            one
+            for one in experiment.claims
+            if {one.better, one.worse} <= {variant.name for variant in kept}
+        )
+        experiment = replace(experiment, variants=kept, claims=claims)
+    experiment = with_models(experiment, settings)
+    data = task_data(name, experiment, settings)
+    rows = tuple(dict.fromkeys(one.features for one in experiment.variants))
+    work = Work(
+        scale_name=settings.scale,
+        scale=experiment.scale,
+        text=settings.text,
+        data=data,
+        rows=rows,
+        points=experiment.points,
+        root=settings.out / "cells",
+        machine=Machine(**{one.name: getattr(settings, one.name) for one in fields(Machine)}),
+        workers=settings.workers,
+    )
+    return experiment, work
+
+
+def task_data(
+    name: str, experiment: Experiment, settings: ReproduceSettings
+) -> dict[str, TaskData]:
+    """The tasks of the columns, by name; those without a folder are left out, and a line says so.
+
+    Errors: ValueError where one that was asked for has none, or nothing is left.
+    """
+    columns = [Column(one) for one in settings.tasks or experiment.columns]
+    tasks = {one.task.name: one.task for one in columns if not one.is_perplexity}
+    paths = {task: find_data(settings.data, row) for task, row in tasks.items()}
+    missing = ", ".join(task for task, path in paths.items() if path is None)
+    if missing and (settings.tasks or len(tasks) == len(columns) and not any(paths.values())):
+        raise ValueError(f"{settings.data}: no folder of {missing}, which {name} measures")
+    if missing:
+        print(f"{name}: left out, without a folder in {settings.data}: {missing}", file=sys.stderr)
+    return {
+        task: TaskData(tasks[task], path, experiment.scale) for task, path in paths.items() if path
+    }
+
+
+def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experiment:
+    """With each of the user's models measured in every way in which a variant is; without a text
+    these alone.
+
+    Errors: ValueError where nothing is left, or the experiment is about pre-training.
+    """
+    models = settings.models if experiment.models else ()
+    if settings.models and not models and settings.experiments != (ALL,):
+        raise ValueError(f"{experiment.title}: about pre-training: leave `models` out")
+    ways: dict[str, Variant] = {}
+    for one in experiment.variants:
+        ways.setdefault(str((one.finetune, one.features, one.columns)), one)
+    own = experiment.variants if settings.text else ()
+    given = [
+        replace(
+            way,
+            name=f"{Path(model).name} {way.name}" if len(ways) > 1 else Path(model).name,
+            title=f"{Path(model).name}, {way.title}" if len(ways) > 1 else Path(model).name,
+            model=model,
+        )
+        for model in models
+        for way in ways.values()
+    ]
+    if not own and not given:
+        either = " or `models`" if experiment.models else ""
+        raise ValueError(f"{experiment.title}: name `text` to pre-train on{either}")
+    claims = experiment.claims if settings.text else ()
+    return replace(experiment, variants=(*own, *given), claims=claims)
+
+
+def _names(experiment: Experiment) -> list[str]:
+    return [variant.name for variant in experiment.variants]
+
+
+def columns_of(experiment: Experiment, work: Work) -> list[str]:
+    """The columns whose data are there."""
+    return [
+        column
+        for column in experiment.columns
+        if Column(column).is_perplexity or Column(column).task.name in work.data
+    ]
+
+
+def cells_of(experiment: Experiment, work: Work) -> list[Cell]:
+    """The cells of all figures, row by row."""
+    known = columns_of(experiment, work)
+    return [
+        work.measurement(variant, column, seed)
+        for variant in experiment.variants
+        for column in experiment.columns_of(variant)
+        if column.name in known
+        for seed in range(1, experiment.scale.seeds + 1)
+    ]
+
+
+def curves(experiment: Experiment, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an experiment over pre-training: variant -> (part of it, figures), in order."""
+    found: dict[str, Any] = {}
+    for variant in experiment.variants if experiment.points else ():
+        title = variant.title.rpartition(", ")[0]
+        found.setdefault(title, []).append((variant.at, rows[variant.name]["figures"]))
+    return found
+
+
+def cost(plans: Mapping[str, tuple[Experiment, Work]], settings: ReproduceSettings) -> list[str]:
+    """Lines that say what is left to compute, and about how long it takes on this machine."""
+    engine = choose_engine(settings.device, settings.precision, settings.threads)
+    speed = ASSUMED_SHARE * measure_peak(engine)
+    lines, cells = [], list[Cell]()
+    root = settings.out / "cells"
+    for name, (experiment, work) in plans.items():
+        own = cells_of(experiment, work)
+        lines.append(f"{name}: {_time(own, root, speed)}")
+        cells += own
+    if len(plans) > 1:
+        lines.append(f"together, what they share once: {_time(cells, root, speed)}")
+    return lines
+
+
+def _time(cells: Sequence[Cell], root: Path, speed: float) -> str:
+    kinds = time_left(cells, root, speed)
+    total = sum(kind["seconds"] for kind in kinds.values())
+    listed = ", ".join(
+        f"{kind['left']} of {counted(kind['left'] + kind['done'], f'{name} cell')}"
+        for name, kind in kinds.items()
+    )
+    flops = sum(kind["flops"] for kind in kinds.values())
+    return f"{listed} left; about {flops:.1e} FLOPs, {duration(total)}"

@@ -1,0 +1,301 @@
+"""The work of an experiment as cells: text, pre-training, fine-tuning, taggers over features.
+
+Every cell calls the public functions. Settings that change a result are in its key; device and
+threads are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bertsmith.base.files import atomic_folder, read_json, remove_folder, write_json
+from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.hub import open_model_folder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.stored import weight_files
+from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.build.settings import BuildSettings
+from bertsmith.experiments.lineage.elmo import pretrain_elmo
+from bertsmith.experiments.lineage.elmo_text import ElmoText
+from bertsmith.experiments.lineage.settings import ElmoSettings
+from bertsmith.experiments.paper.cells import Cell
+from bertsmith.experiments.paper.experiment import Column, Scale, Variant, overridden
+from bertsmith.model.config import ModelConfig, config_for, elmo_config, training_flops
+from bertsmith.tasks.examples import find_file
+from bertsmith.tasks.task import Task
+from bertsmith.text.readers.documents import input_files, read_documents
+from bertsmith.text.readers.tables import digest
+from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.vocabulary.train import train_vocabulary
+from bertsmith.training.finetuning.feature_tagger import feature_table
+from bertsmith.training.finetuning.run import SCORES_FILE, train_seeds
+from bertsmith.training.finetuning.settings import FinetuneSettings, FrozenSettings, Provenance
+from bertsmith.training.finetuning.task_types import TASK_TYPES
+from bertsmith.training.finetuning.task_types.base import read_data
+from bertsmith.training.finetuning.trainer import InitialModel, Trainer
+from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.settings import Machine
+
+FOLDERS = {  # of a task below DATA, the first that is there
+    "cola": ("CoLA", "glue/CoLA"),
+    "sst2": ("SST-2", "glue/SST-2"),
+    "mrpc": ("MRPC", "glue/MRPC"),
+    "stsb": ("STS-B", "glue/STS-B"),
+    "qqp": ("QQP", "glue/QQP"),
+    "mnli": ("MNLI", "glue/MNLI"),
+    "qnli": ("QNLI", "glue/QNLI"),
+    "rte": ("RTE", "glue/RTE"),
+    "ner": ("conll2003", "ner"),
+    "squad1": ("squad/v1.1", "squad1", "squad"),
+    "squad2": ("squad/v2.0", "squad2", "squad"),
+    "swag": ("swag",),
+}
+SUBSET_SEED = 0
+TYPICAL_LENGTH = 48  # tokens of a sentence or pair, for a guess of the time
+MODEL_FILE = "model.safetensors"
+
+
+def find_data(data: Path, task: Task) -> Path | None:
+    """The task's folder below `data`; a dev file where no training set was published with it.
+
+    None: there is none. Errors: ValueError for a task that no experiment knows a folder of.
+    """
+    if task.name not in FOLDERS:
+        raise ValueError(f"no experiment measures {task.name}: {', '.join(FOLDERS)}")
+    for name in FOLDERS[task.name]:
+        folder = data / name
+        if not folder.is_dir():
+            continue
+        try:
+            find_file(task, folder, "train")
+        except ValueError:
+            if dev := find_file(task, folder, "dev"):
+                return dev
+        else:
+            return folder
+    return None
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task's examples, as many as the scale takes; read when they are first used."""
+
+    task: Task
+    path: Path
+    scale: Scale
+
+    @cached_property
+    def sets(self) -> tuple[Any, Any, dict[str, Any]]:
+        """(train, dev, the files for run.json)."""
+        task_type = TASK_TYPES[self.task.task_type]
+        train, dev, files = read_data(task_type, self.task, self.path, None)
+        sizes = self.scale.train_examples, self.scale.dev_examples
+        parts = []
+        for part, most in zip((train, next(iter(dev.values()))), sizes, strict=True):
+            if 0 < most < len(part):
+                _, part = task_type.split_dev(part, most / len(part), SUBSET_SEED)
+            parts.append(part)
+        return parts[0], parts[1], files
+
+    @cached_property
+    def made_of(self) -> dict[str, Any]:
+        """All that decides the examples."""
+        splits = ("train", *self.task.dev_splits[:1])
+        found = {split: find_file(self.task, self.path, split) for split in splits}
+        digests = {split: digest(path) for split, path in found.items() if path}
+        sizes = {"train": self.scale.train_examples, "dev": self.scale.dev_examples}
+        return {"task": self.task.name, "files": digests, "examples": sizes}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Makes the cells of an experiment at a scale."""
+
+    scale_name: str
+    scale: Scale
+    text: Sequence[Path]
+    data: Mapping[str, TaskData]
+    """By the name of the task."""
+    rows: Sequence[str]
+    """Of Table 7, in columns of features."""
+    points: Sequence[float]
+    """Of the experiment: parts of a pre-training whose checkpoints are kept."""
+    root: Path
+    """The folder of all cells."""
+    machine: Machine = field(default_factory=Machine)
+    workers: int = 2
+
+    @property
+    def _machine(self) -> dict[str, Any]:
+        return {name: getattr(self.machine, name) for name in ("device", "precision", "threads")}
+
+    # --- text and pre-training
+
+    @cached_property
+    def text_cell(self) -> Cell:
+        """A cased vocabulary and a token store."""
+        files = [digest(path) for path in input_files(self.text) if isinstance(path, Path)]
+        made_of = {"text": files, "vocab_size": self.scale.vocab_size}
+        return Cell("text", str(self.scale.vocab_size), made_of, self._make_text)
+
+    def _make_text(self, folder: Path) -> None:
+        vocabulary = folder / "vocab"
+        if not vocabulary.exists():
+            documents, pieces = read_documents(self.text), self.scale.vocab_size
+            trained = train_vocabulary(documents, pieces, GOOGLE_CASED, workers=self.workers)
+            with atomic_folder(vocabulary) as temporary:
+                Tokenizer(trained, GOOGLE_CASED).save(temporary)
+        tokenizer, build = (
+            Tokenizer.from_pretrained(vocabulary),
+            BuildSettings(workers=self.workers),
+        )
+        splits = build_store(self.text, tokenizer, folder / "store", build)["splits"]
+        tokens = sum(split["tokens"] for split in splits.values())
+        write_json(folder / RESULT_FILE, {"tokens": tokens})
+
+    def pretraining(self, variant: Variant) -> Cell:
+        """The pre-training of a variant; those of equal settings are one cell."""
+        settings = self.pretrain_settings(variant)
+        make = self._make_elmo if variant.system == "elmo" else self._make_pretraining
+        return Cell(
+            "pretrain",
+            f"{settings.get('objective', 'mlm+nsp')}-{settings.get('size', 'tiny')}",
+            {"system": variant.system, **settings},
+            lambda folder: make(folder, settings),
+            (self.text_cell,),
+            self._pretraining_flops(variant, settings),
+        )
+
+    def pretrain_settings(self, variant: Variant) -> dict[str, Any]:
+        """The keywords of its pre-training: the scale's, changed by the variant's."""
+        settings = overridden(self.scale.pretrain, variant.pretrain)
+        if self.scale_name in variant.sizes:
+            settings["size"] = variant.sizes[self.scale_name]
+        for budget in ("steps", "tokens", "minutes"):
+            if budget in settings:
+                exact = variant.share * settings[budget]
+                settings[budget] = exact if budget == "minutes" else max(1, round(exact))
+        if steps := [self.step(settings, point) for point in self.points if point < 1]:
+            settings["keep_steps"] = steps
+        return settings
+
+    @staticmethod
+    def step(settings: Mapping[str, Any], at: float) -> int:
+        """The step at a part of a pre-training."""
+        if "steps" not in settings:
+            raise ValueError("a figure over pre-training needs a budget in steps")
+        return max(1, round(at * settings["steps"]))
+
+    def _pretraining_flops(self, variant: Variant, settings: Mapping[str, Any]) -> float:
+        length, rows = settings.get("max_length", 128), settings.get("batch_size", 32)
+        tokens = settings.get("tokens") or settings.get("steps", 0) * length * rows
+        config = self.config(variant)
+        if variant.system == "elmo":
+            return 6.0 * tokens * config.hidden_size * config.vocab_size
+        share = settings.get("mlm_probability", 0.15)
+        predictions = length if config.causal else round(share * length)
+        return training_flops(config, tokens // length, length, length, predictions)
+
+    def config(self, variant: Variant) -> ModelConfig:
+        """The shape of a variant's encoder."""
+        if variant.model:
+            return read_config(open_model_folder(variant.model))
+        settings = self.pretrain_settings(variant)
+        size, objective = settings.get("size", "tiny"), settings.get("objective", "mlm+nsp")
+        if variant.system == "elmo":
+            return elmo_config(size)
+        two = {"directions": 2} if objective == "ltr+rtl" else {}
+        return config_for(size, self.scale.vocab_size, causal=objective.startswith("ltr"), **two)
+
+    def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        store = self.text_cell.folder(self.root) / "store"
+        fixed: dict[str, Any] = {"resume": True, "loggers": (), **self._machine}
+        if not pretrain(store, folder, **fixed, **settings).finished:
+            raise KeyboardInterrupt
+
+    def _make_elmo(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """As many words as `tokens` pieces of the text are."""
+        words = ElmoText.read(self.text)
+        pieces = read_json(self.text_cell.folder(self.root) / RESULT_FILE)["tokens"]
+        share = (len(words.tokens) + len(words.boundaries) - 1) / pieces
+        own = {name: settings[name] for name in ("size", "batch_size") if name in settings}
+        asked: dict[str, Any] = {"words": max(1, round(settings["tokens"] * share)), **own}
+        pretrain_elmo(ElmoSettings(text=[*self.text], out=folder, **asked, **self._machine))
+
+    def result(self, variant: Variant) -> dict[str, Any]:
+        """The content of a finished pre-training's result.json."""
+        return RunFolder(self.pretraining(variant).folder(self.root)).result()
+
+    # --- what is measured
+
+    def start(self, variant: Variant) -> tuple[Path, dict[str, Any], tuple[Cell, ...]]:
+        """(The model's folder, what tells it from others, the cells that make it)."""
+        if variant.model:
+            folder = open_model_folder(variant.model)
+            return folder, {"model": [digest(path) for path in weight_files(folder)]}, ()
+        cell = self.pretraining(variant)
+        folder = cell.folder(self.root)
+        if variant.at == 1.0:
+            return folder, {}, (cell,)
+        step = self.step(self.pretrain_settings(variant), variant.at)
+        return folder / "checkpoints" / f"step-{step:08}", {"step": step}, (cell,)
+
+    def measurement(self, variant: Variant, column: Column, seed: int) -> Cell:
+        """The cell that has the variant's figure in a column, of one seed."""
+        if column.is_perplexity:
+            return self.pretraining(variant)
+        data = self.data[column.task.name]
+        if column.is_features:
+            return self._tagging(variant, data)
+        return self._finetuning(variant, data, seed)
+
+    def _finetuning(self, variant: Variant, data: TaskData, seed: int) -> Cell:
+        folder, origin, inputs = self.start(variant)
+        task = data.task
+        settings = {"keep": "last", "evals_per_epoch": 0, "max_retries": 0, **self.scale.finetune}
+        if task.task_type == "answer":
+            settings["doc_stride"] = settings.get("max_length", 128) // 2
+        settings |= variant.finetune
+        # nothing is chosen on dev, where all is measured
+        recipe = FinetuneSettings(**settings, **self._machine)
+
+        def make(out: Path) -> None:
+            train, dev, files = data.sets
+            start = InitialModel(folder)
+            trainer = Trainer.prepare(start, task, train, {"dev": dev}, recipe)
+            train_seeds(trainer, out, recipe, [seed], Provenance(data=files))
+            (out / MODEL_FILE).unlink()  # the answers are enough: the models would be gigabytes
+
+        made_of = {**data.made_of, **origin, "settings": settings, "seed": seed}
+        label = f"{variant.name}-{task.name}-{seed}"
+        kept = RESULT_FILE, SCORES_FILE
+        epochs, rows = settings.get("epochs", 3), self.scale.train_examples or 10_000
+        length = 128 if task.task_type in ("answer", "tag") else TYPICAL_LENGTH
+        flops = training_flops(self.config(variant), math.ceil(epochs * rows), length, length, 0)
+        return Cell("finetune", label, made_of, make, inputs, flops, kept)
+
+    def _tagging(self, variant: Variant, data: TaskData) -> Cell:
+        """All rows of Table 7 and all seeds over one encoder, whose states are computed once."""
+        folder, origin, inputs = self.start(variant)
+        seeds = range(1, self.scale.seeds + 1)
+        settings = {"sentences": self.scale.train_examples, **self.scale.features}
+        own = FrozenSettings(**settings, **self._machine)
+
+        def make(out: Path) -> None:
+            train, dev, files = data.sets
+            sets, provenance = {"train": train, "dev": dev}, Provenance(data=files)
+            feature_table(folder, sets, self.rows, seeds, own, out, provenance)
+            remove_folder(out / "states")  # gigabytes
+
+        rows = {"rows": self.rows, "seeds": [*seeds]}
+        made_of = {**data.made_of, **origin, "settings": settings, **rows}
+        words = 15 * (self.scale.train_examples or 14_000)  # of a sentence
+        weights = 8 * own.hidden_size * (4 * self.config(variant).hidden_size + 3 * own.hidden_size)
+        flops = 6.0 * len(self.rows) * len(seeds) * own.epochs * words * weights
+        return Cell("features", data.task.name, made_of, make, inputs, flops)

@@ -1,0 +1,332 @@
+"""The experiments at toy size: cells that are made once, whatever stops them, and their page."""
+
+import random
+import threading
+
+import pytest
+
+from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.experiments.paper import cells as cells_file
+from bertsmith.experiments.paper.cells import Cell, compute, needed, time_left
+from bertsmith.experiments.paper.experiment import (
+    SCALES,
+    experiment_names,
+    overridden,
+    read_experiment,
+)
+from bertsmith.experiments.paper.verdicts import held, paired_p
+from bertsmith.experiments.paper.work import Work, find_data
+from bertsmith.tasks.task import find_task
+
+from ..tiny import ANIMALS, PLACES, cli, refused, write
+
+TOY = """
+title = "Toy"
+about = "A toy."
+columns = ["perplexity", "sst2", "ner", "ner features"]
+models = true
+{more}
+[nano]
+vocab_size = 65
+seeds = {seeds}
+train_examples = 40
+dev_examples = 30
+pretrain = {{ size = "4x64", steps = 6, batch_size = 8, max_length = 32, checkpoint_every = 3 }}
+finetune = {{ epochs = 2, max_length = 32 }}
+[nano.features]
+epochs = 1
+hidden_size = 8
+sentences = 20
+max_length = 32
+tokens_per_window = 16
+
+[[variants]]
+name = "mlm"
+title = "Masked"
+pretrain = {{ objective = "mlm" }}
+paper = {{ sst2 = 92.6 }}
+
+[[variants]]
+name = "ltr"
+title = "Left to right"
+pretrain = {{ objective = "ltr" }}
+columns = ["perplexity", "sst2"]
+
+[[claims]]
+better = "mlm"
+worse = "ltr"
+source = "the paper"
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder, draw = tmp_path_factory.mktemp("files"), random.Random(3)
+
+    def sentence(mood):
+        return f"The {draw.choice(ANIMALS)} in the {draw.choice(PLACES)} is {mood}."
+
+    documents = [[sentence(draw.choice(("glad", "sad"))) for _ in range(2)] for _ in range(600)]
+    text = write(folder / "text.txt", "\n\n".join("\n".join(one) for one in documents))
+    for split, count in (("train", 60), ("dev", 30)):
+        rows = [f"{sentence(('sad', 'glad')[k % 2])}\t{k % 2}" for k in range(count)]
+        write(folder / "data/glue/SST-2" / f"{split}.tsv", ["sentence\tlabel", *rows])
+        tagged = []
+        for _ in range(count):
+            words = sentence("glad").rstrip(".").split()
+            tagged += [f"{w} {'B-PER' if w in ANIMALS else 'O'}" for w in words] + [""]
+        write(folder / "data/conll2003" / f"{split}.txt", tagged)
+    return text, folder / "data", folder
+
+
+def toy(files, name="toy", seeds=1, more=""):
+    return write(files[2] / f"{name}.toml", TOY.format(seeds=seeds, more=more))
+
+
+def command(files, out, *more, toml=None):
+    text, data, _ = files
+    given = ["reproduce", toml or toy(files), "--text", text, "--data", data, "--out", out]
+    return [*given, "--workers", 1, "--threads", 1, "--precision", "float32", *more]
+
+
+def made(out):
+    """The cells' kinds and labels, without their keys."""
+    return sorted(path.parent.name.rpartition("-")[0] for path in out.glob("cells/*/cell.json"))
+
+
+ALL = sorted(
+    ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "features-ner"]
+    + ["finetune-mlm-sst2-1", "finetune-mlm-ner-1", "finetune-ltr-sst2-1"]
+)
+
+
+def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkeypatch):
+    out, calls = tmp_path / "out", []
+    finish = Cell._compute
+
+    def counted(cell, folder):
+        calls.append(cell.name)
+        if len(calls) in (2, 5):  # each time in another kind of cell
+            raise KeyboardInterrupt
+        finish(cell, folder)
+
+    monkeypatch.setattr(Cell, "_compute", counted)
+    assert [cli(*command(files, out)).code for _ in range(2)] == [130, 130]
+    assert not (out / "toy.md").exists()
+    ran = cli(*command(files, out))
+    assert ran.code == 0, ran.err
+    assert made(out) == ALL and len(calls) == len(ALL) + 2  # those that were stopped, again
+    assert (out / "toy.md").read_text() in ran.out
+
+    page, result = (out / "toy.html").read_text(), read_json(out / "toy.json")
+    for words in ("Masked", "Left to right", "(92.6)", "the paper", "What the paper says"):
+        assert words in ran.out and words in page
+    assert result["claims"][0]["words"]["sst2"].startswith("not sure")  # of one seed
+    assert "of one pre-training each" in result["claims"][0]["words"]["perplexity"]
+    mlm = result["rows"]["mlm"]["figures"]
+    assert mlm["ner features"]["seeds"].keys() == {"1"} and "parameters" in mlm["sst2"]
+
+    # the same is the same; other seeds are other cells, and what they share stays
+    assert cli(*command(files, out)).out == ran.out and len(calls) == len(ALL) + 2
+    assert cli(*command(files, out, "--seeds", 2, "--tasks", "sst2")).code == 0
+    assert [name.rpartition("-")[0] for name in calls[len(ALL) + 2 :]] == [
+        "finetune-mlm-sst2-2",
+        "finetune-ltr-sst2-2",
+    ]
+    dry = cli(*command(files, out, "--seeds", 3, "--tasks", "sst2", "--dry-run"))
+    assert "2 of 6 finetune cells left" in dry.out and "0 of 2 pretrain cells" in dry.out
+
+
+def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
+    out = tmp_path / "out"
+    curve = toy(files, "curve", more="points = [0.5, 1.0]").read_text()
+    curve = curve.replace('better = "mlm"', 'better = "mlm@1"')
+    curve = curve.replace('worse = "ltr"', 'worse = "mlm@0.5"')
+    toml = write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
+    ran = cli(*command(files, out, "--tasks", "sst2", toml=toml))
+    assert ran.code == 0, ran.err
+    assert "pretrain-mlm-4x64" in made(out) and "finetune-mlm@0.5-sst2-1" in made(out)
+    assert "Over the pre-training" in (out / "curve.html").read_text()
+    curves = read_json(out / "curve.json")["curves"]
+    assert [at for at, _ in curves["Masked"]] == [0.5, 1.0]
+    assert curves["Masked"][0][1]["sst2"]["paper"] == 92.6
+
+    model = next(out.glob("cells/pretrain-mlm-*"))
+    given = ["--models", model, "--variants", "ltr", "--tasks", "sst2"]
+    ran = cli(*command(files, out, *given))
+    assert ran.code == 0, ran.err
+    assert f"| {model.name} |" in ran.out and "Masked" not in ran.out
+
+
+def test_two_processes_share_the_work(tmp_path):
+    """Each cell is made once, by either; both return when all are done."""
+    at_work, calls = threading.Barrier(2, timeout=20), []
+
+    def make(folder):
+        if len(calls) < 2:
+            calls.append(folder)
+            at_work.wait()  # both are in a cell
+        calls.append(folder)
+        write_json(folder / "result.json", {})
+
+    def cells():
+        first = [Cell("a", str(k), {"k": k}, make) for k in range(2)]
+        return [*first, Cell("b", "last", {}, make, tuple(first))]
+
+    threads = [threading.Thread(target=compute, args=(cells(), tmp_path)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(calls) == 2 + 3 and len({*calls[2:]}) == 3
+
+
+def test_a_changed_cell_is_named(tmp_path):
+    def make(folder):
+        write_json(folder / "result.json", {"f1": 0.5})
+
+    cell = Cell("finetune", "x", {}, make)
+    compute([cell], tmp_path)
+    write_text(cell.folder(tmp_path) / "result.json", '{"f1": 0.9}')
+    with pytest.raises(ValueError, match=r"result.json is not as it was written: remove .*finetun"):
+        compute([cell], tmp_path)
+
+
+def test_keys_are_of_all_that_decides(monkeypatch):
+    def cell(made_of=1, inputs=(), kind="a", label="x"):
+        return Cell(kind, label, {"v": made_of}, lambda folder: None, inputs)
+
+    assert cell().key == cell(label="y").key
+    others = {cell().key, cell(2).key, cell(kind="b").key, cell(inputs=(cell(),)).key}
+    monkeypatch.setattr(cells_file, "VERSION", "another")
+    assert len(others | {cell().key}) == 5
+    chain = cell(3, (cell(2, (cell(1),)),))
+    assert [one.made_of["v"] for one in needed([chain, chain])] == [1, 2, 3]
+
+
+def test_time_left_goes_by_what_was_measured(tmp_path):
+    def make(folder):
+        write_json(folder / "result.json", {})
+
+    first, second, other = (
+        Cell(kind, "x", {"n": n}, make, flops=8.0) for kind, n in (("a", 1), ("a", 2), ("b", 3))
+    )
+    compute([first], tmp_path)
+    done = first.folder(tmp_path) / "cell.json"
+    write_json(done, read_json(done) | {"seconds": 4.0})
+    left = time_left([first, second, other], tmp_path, flops_per_second=1.0)
+    assert left["a"] == {"done": 1, "left": 1, "flops": 8.0, "seconds": 4.0}
+    assert left["b"]["seconds"] == 8.0
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_the_experiments_that_come_along(name):
+    for scale in SCALES:
+        experiment = read_experiment(name, scale)
+        work = Work(scale, experiment.scale, [], {}, (), experiment.points, root=None)
+        for variant in experiment.variants:
+            assert work.config(variant).num_layers
+            budgets = {"steps", "tokens", "minutes"} & work.pretrain_settings(variant).keys()
+            assert len(budgets) == 1
+
+
+@pytest.mark.parametrize("scale", ["nano", "small"])
+def test_the_lineage_has_equal_parameters(scale):
+    """Within a tenth, of a classifier."""
+    from bertsmith.experiments.paper.page import TOLERANCE
+
+    experiment = read_experiment("lineage", scale)
+    work = Work(scale, experiment.scale, [], {}, (), (), root=None)
+    counts = {v.name: parameters(work.config(v), v) for v in experiment.variants}
+    for name, count in counts.items():
+        assert abs(count / counts["bert"] - 1) < TOLERANCE, (name, counts)
+
+
+def parameters(config, variant):
+    """Parameters of a classifier; nothing is allocated."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    import torch
+
+    from bertsmith.checkpoints.model_folder import family_class
+    from bertsmith.model.heads import SequenceClassifier
+    from bertsmith.model.initialization import WithoutInitialization
+
+    config = replace(config, bilstm=bool(variant.finetune))
+    kind = family_class(SequenceClassifier, config, Path(config.family))
+    with torch.device("meta"), WithoutInitialization():
+        model = kind(config, 2)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def test_data_published_without_a_training_file(tmp_path):
+    task = find_task("squad2")
+    assert find_data(tmp_path, task) is None
+    dev = write(tmp_path / "squad/v2.0/dev-v2.0.json", "{}")
+    assert find_data(tmp_path, task) == dev
+    write(tmp_path / "squad/v2.0/train-v2.0.json", "{}")
+    assert find_data(tmp_path, task) == dev.parent
+    with pytest.raises(ValueError, match="no experiment measures codah: cola, sst2"):
+        find_data(tmp_path, find_task("codah"))
+
+
+def test_a_budget_takes_the_place_of_another():
+    base = {"seeds": 5, "pretrain": {"steps": 9, "size": "tiny"}}
+    changed = overridden(base, {"pretrain": {"tokens": 80}, "seeds": 3})
+    assert changed == {"seeds": 3, "pretrain": {"size": "tiny", "tokens": 80}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('worse = "ltr"', 'worse = "lrt"'), "unknown variant 'lrt': did you mean 'ltr'"),
+        (('name = "ltr"', 'name = "mlm"'), "two variants have one name"),
+        (('"ner"', '"nr"'), "unknown task 'nr'"),
+        (('"sst2", "ner"', '"sst2:f1", "ner"'), "sst2:f1: unknown metric"),
+        (('columns = ["perplexity", "sst2"]', 'columns = ["sst"]'), "unknown column 'sst'"),
+        (('title = "Masked"', 'title = "Masked"\nfeatures = "lst"'), "unknown row 'lst'"),
+        (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
+        (("[nano]", "[nano"), "not a TOML file"),
+    ],
+)
+def test_mistakes_in_a_file(files, tmp_path, change, message):
+    toml = write(files[2] / "wrong.toml", toy(files).read_text().replace(*change))
+    assert message in refused(*command(files, tmp_path / "out", toml=toml))
+
+
+def test_mistakes_of_the_command(files, tmp_path):
+    own = command(files, tmp_path / "out")
+    assert "unknown 'sts'" in refused(*own, "--tasks", "sts")
+    assert "unknown 'lrt'" in refused(*own, "--variants", "lrt")
+    assert "nano" in refused(*own, "--scale", "nan")
+    own[1] = "table9"
+    assert "unknown experiment 'table9': did you mean 'table" in refused(*own)
+    own[1] = "table4"  # its task's folder is not there
+    assert "no folder of swag, which table4 measures" in refused(*own)
+    own[1:2] = ["all", "table1"]
+    assert "leave the others out" in refused(*own)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_paired_t_is_scipys():
+    import numpy as np
+    from scipy import stats
+
+    first, second = np.random.default_rng(1).normal(size=(2, 5))
+    assert paired_p(first, second) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert paired_p([1.0, 2.0], [2.0, 1.0]) is None
+    assert paired_p([1.0] * 3, [0.0] * 3) == 0 and paired_p([1.0] * 3, [1.0] * 3) == 1
+
+
+def test_words_for_what_was_found():
+    assert held({"difference": 0.3, "is_sure": False}) == "not sure (+30.0 points)"
+    assert held({"difference": 0.3, "is_sure": True}) == "holds, by 30.0 points"
+    assert held({"difference": -0.5}) == "does not hold, by 0.50; of one pre-training each"
+
+
+def test_all_is_the_papers():
+    assert [name for name in experiment_names() if name.startswith("table")] == [
+        f"table{number}" for number in range(1, 9)
+    ]
+    assert {"figure5", "lineage"} == {*experiment_names()} - {f"table{n}" for n in range(1, 9)}
