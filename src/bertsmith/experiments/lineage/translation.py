@@ -244,12 +244,13 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     run = RunFolder(settings.out)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     kind, described = KIND.format(system=settings.system), to_mapping(settings)
-    decisive = {name: value for name, value in described.items() if name not in FREE}
-    if run.is_begun(kind, decisive) and (run.path / RESULT_FILE).exists():
+    if run.is_begun(kind, described, FREE) and (run.path / RESULT_FILE).exists():
         run.check_free(kind)
     splits = read_splits(settings.data, settings.source, settings.target)
     with run.locked():
-        if run.is_begun(kind, decisive):  # again: another process may have been here meanwhile
+        if run.is_begun(
+            kind, described, FREE
+        ):  # again: another process may have been here meanwhile
             languages = Languages.open(run.path)
         else:
             languages = Languages.train(splits.train, settings.vocab_size, not settings.separate)
