@@ -30,6 +30,7 @@ from bertsmith.experiments.lineage.settings import (
     WordForWordSettings,
 )
 from bertsmith.experiments.settings import ComparisonSettings, QuickstartSettings
+from bertsmith.training.settings import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def run_lineage_compare(settings: LineageCompare) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineageTranslate(DecodingSettings):
+class LineageTranslate(DecodingSettings, Machine):
     """Translate a file with a system of the lineage.
 
     Examples:
@@ -221,7 +222,7 @@ def run_lineage_translate(settings: LineageTranslate) -> None:
     from bertsmith.text.readers.files import read_lines
 
     check_outputs([settings.input], {"--out": settings.out})
-    translator = open_translator(settings.model)
+    translator = open_translator(settings.model, group_values(settings, Machine))
     texts = [text for _, text in read_lines(settings.input)]
     found = translator.translate(texts, group_values(settings, DecodingSettings))
     write_text(settings.out, "".join(f"{text}\n" for text in found))
@@ -229,7 +230,7 @@ def run_lineage_translate(settings: LineageTranslate) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineageEvaluate(DecodingSettings):
+class LineageEvaluate(DecodingSettings, Machine):
     """Measure systems of the lineage on the same sentences, and compare them.
 
     Examples:
@@ -260,8 +261,10 @@ def run_lineage_evaluate(settings: LineageEvaluate) -> None:
     from bertsmith.reports.translation import MAX_EXAMPLES, translation_page
 
     names = distinct_names(settings.models)
+    machine = group_values(settings, Machine)
     translators = {
-        name: open_translator(folder) for name, folder in zip(names, settings.models, strict=True)
+        name: open_translator(folder, machine)
+        for name, folder in zip(names, settings.models, strict=True)
     }
     sides = {(one.settings.source, one.settings.target) for one in translators.values()}
     if len(sides) > 1:

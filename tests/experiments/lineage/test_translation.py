@@ -79,7 +79,9 @@ def flags_of(name):
 def test_every_system_translates_a_file(runs, data, tmp_path):
     for name in ("words", *NETWORKS):
         out = tmp_path / f"{name}.de"
-        said = bertsmith("lineage", "translate", runs / name, data / "dev.en", "--out", out)
+        machine = ("--device", "cpu", "--precision", "float32", "--threads", 1)
+        command = ("lineage", "translate", runs / name, data / "dev.en", *machine)
+        said = bertsmith(*command, "--out", out)
         assert said == f"{out}: 12 translations\n"
         lines = out.read_text(encoding="utf-8").splitlines()
         assert len(lines) == 12
@@ -228,6 +230,7 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
     assert "--beam 99: the vocabulary has 60 pieces" in refused(
         *translate, "--beam", 99, "--out", tmp_path / "t"
     )
+    assert "--precision half" in refused(*translate, "--precision", "half", "--out", tmp_path / "t")
     assert "n-best" not in bertsmith("lineage", "translate", "--help-all")
     predict = ("predict", runs / "rnn", data / "dev.en", "--out", tmp_path / "p.csv")
     assert "use `bertsmith lineage translate`" in refused(*predict)

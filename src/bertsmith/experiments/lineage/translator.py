@@ -41,11 +41,13 @@ from bertsmith.experiments.lineage.settings import (
 from bertsmith.experiments.lineage.translation import KIND, new_model
 from bertsmith.experiments.lineage.word_for_word import WordForWord
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.settings import Machine
 
 TABLE = "table.npz"  # of the word-for-word baseline
 KINDS = {KIND.format(system=name): name for name in (*SYSTEMS, WordForWordSettings.system)}
 SENTENCES = (1, 2, 3, 4)  # in a row, read as one text
 BEAM = DecodingSettings()
+ANY_MACHINE = Machine()
 
 
 class Alignment(NamedTuple):
@@ -156,10 +158,11 @@ def train_word_for_word(
     return result
 
 
-def open_translator(folder: Path, device: str = "auto", precision: str = "auto") -> Translator:
-    """The translator that a run wrote.
+def open_translator(folder: Path, machine: Machine = ANY_MACHINE) -> Translator:
+    """The translator that a run wrote; the word-for-word baseline needs nothing of the machine.
 
-    Errors: ValueError for a folder of anything else, or a run that has not ended.
+    Errors: ValueError for a folder of anything else, or a run that has not ended; as
+    `choose_engine`.
     """
     run = RunFolder(folder)
     record = run.settings()
@@ -172,7 +175,8 @@ def open_translator(folder: Path, device: str = "auto", precision: str = "auto")
         settings = from_mapping(WordForWordSettings, record["settings"], origin)
         return WordTranslator(WordForWord.open(folder / TABLE), settings)
     settings = from_mapping(SYSTEMS[system], record["settings"], origin)
-    engine, languages = choose_engine(device, precision), Languages.open(folder)
+    engine = choose_engine(machine.device, machine.precision, machine.threads)
+    languages = Languages.open(folder)
     model = new_model(settings, languages)
     model.load_state_dict(read_tensor_file(folder / WEIGHTS))
     return NetworkTranslator(model.to(engine.device).eval(), languages, settings, engine)
