@@ -113,6 +113,8 @@ def test_empty_and_long_texts(runs, capsys):
     long = " ".join(["one"] * 120)
     found = translator.translate(["", long, "two."])
     assert found[0] == ""
+    aligned = open_translator(runs / "attention").alignment(long, "zwei")
+    assert aligned is not None and len(aligned.source) == 100  # as `translate` reads it
     assert "text 2: more than 100 pieces: the end is not read (1 of 3)" in capsys.readouterr().err
 
 

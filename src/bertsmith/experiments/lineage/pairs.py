@@ -228,6 +228,11 @@ class Language:
         kept = np.minimum(pieces.lengths, max_length - 1)
         return pieces.framed(kept, [], self.eos), np.flatnonzero(kept < pieces.lengths)
 
+    def targets(self, texts: Sequence[str]) -> Sentences:
+        """Rows of begin, pieces and end."""
+        pieces = self.encode(texts)
+        return pieces.framed(pieces.lengths, [self.bos], self.eos)
+
 
 @dataclass(frozen=True)
 class Languages:
@@ -351,8 +356,10 @@ def encode(pairs: Pairs, languages: Languages, max_length: int) -> PairRows:
 
     Errors: ValueError when no pair fits.
     """
-    source, target = languages.source.encode(pairs.source), languages.target.encode(pairs.target)
-    is_long = np.maximum(source.lengths, target.lengths) >= max_length
+    source, cut = languages.source.sources(pairs.source, max_length)
+    target = languages.target.targets(pairs.target)
+    is_long = target.lengths - 1 > max_length
+    is_long[cut] = True
     if is_long.all():
         raise ValueError(f"{pairs.name}: every pair has more than {max_length} pieces")
     if is_long.any():
@@ -361,11 +368,7 @@ def encode(pairs: Pairs, languages: Languages, max_length: int) -> PairRows:
         left_out = f"{is_long.sum():,} of {len(pairs):,} pairs are left out"
         print(f"{pairs.name}: {lines}: {fault}: {left_out}", file=sys.stderr)
         return encode(pairs.of(np.flatnonzero(~is_long)), languages, max_length)
-    bos, eos = languages.target.bos, languages.target.eos
-    return PairRows(
-        source.framed(source.lengths, [], languages.source.eos),
-        target.framed(target.lengths, [bos], eos),
-    )
+    return PairRows(source, target)
 
 
 class TokenBatches(Epochs):

@@ -26,9 +26,9 @@ from bertsmith.experiments.lineage.decode import Search, translate_ids
 from bertsmith.experiments.lineage.pairs import (
     JOINER,
     Languages,
+    PairRows,
     Pairs,
     Splits,
-    encode,
     read_splits,
 )
 from bertsmith.experiments.lineage.settings import (
@@ -119,8 +119,9 @@ class NetworkTranslator:
         return translations
 
     def alignment(self, source: str, target: str) -> Alignment | None:
-        """The attention of each piece of a translation, its end included, to the source."""
-        rows = encode(Pairs([source], [target], "text"), self.languages, sys.maxsize)
+        """The attention of each piece of a translation, its end included, to the source as read."""
+        read, _ = self.languages.source.sources([source], self.settings.max_length)
+        rows = PairRows(read, self.languages.target.targets([target]))
         batch = {k: self.engine.tensor(x) for k, x in rows.batch(np.arange(1)).items()}
         with torch.inference_mode():
             memory = self.model.encode(batch["source"], batch["source_lengths"])
