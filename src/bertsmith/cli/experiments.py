@@ -247,8 +247,8 @@ class LineageEvaluate(DecodingSettings, Machine):
     out: Path
     """Folder to write."""
     data: Path | None = None
-    """Data in place of that which the first system was trained on: test, and train, whose words are
-    counted."""
+    """Data in place of that which the first system was trained on: the split, and perhaps train,
+    whose words are counted."""
     split: str = "test"
     """test, dev, or one of several tests by the name of its files."""
 
@@ -256,8 +256,8 @@ class LineageEvaluate(DecodingSettings, Machine):
 def run_lineage_evaluate(settings: LineageEvaluate) -> None:
     check_new_folder(settings.out)
     from bertsmith.base.files import write_json, write_text
-    from bertsmith.experiments.lineage.pairs import read_splits
-    from bertsmith.experiments.lineage.translator import measure, open_translator, split_of
+    from bertsmith.experiments.lineage.pairs import read_splits, split_of
+    from bertsmith.experiments.lineage.translator import measure, open_translator
     from bertsmith.reports.translation import MAX_EXAMPLES, translation_page
 
     names = distinct_names(settings.models)
@@ -272,10 +272,11 @@ def run_lineage_evaluate(settings: LineageEvaluate) -> None:
         raise ValueError(f"the systems translate {told}: compare those of one direction")
     (source, target), data = sides.pop(), settings.data
     data = data or next(iter(translators.values())).settings.data
-    splits = read_splits(data, source, target)
+    splits = read_splits(data, source, target, {"train", "dev"} & {settings.split})
     pairs = split_of(splits, settings.split, data)
     decoding = group_values(settings, DecodingSettings)
-    result = measure(translators, pairs, splits.train.source, decoding)
+    training = splits["train"].source if "train" in splits else ()
+    result = measure(translators, pairs, training, decoding)
 
     texts = list(zip(pairs.source, pairs.target, strict=True))[:MAX_EXAMPLES]
     attention = {}

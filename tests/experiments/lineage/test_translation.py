@@ -273,13 +273,27 @@ def test_data_without_a_split_names_what_is_there(data, tmp_path):
     assert "but has dev, val" in refused(*command)
 
 
+def test_a_folder_of_a_test_alone_is_enough_to_measure_on(runs, data, tmp_path):
+    for language in ("en", "de"):
+        write(tmp_path / f"test.{language}", (data / f"test_small.{language}").read_bytes())
+    evaluate = ("lineage", "evaluate", runs / "words", "--data", tmp_path, "--out", tmp_path / "o")
+    bertsmith(*evaluate)
+    result = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert result["systems"]["words"]["by_rarest_word"] == []  # no training text to count in
+    assert "Rarest word" not in (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    again = (*evaluate[:-1], tmp_path / "p")
+    assert "dev.en and dev.de, or one table dev.tsv, but has none" in refused(
+        *again, "--split", "dev"
+    )
+
+
 def test_a_table_gives_its_own_dev(data, tmp_path):
     sides = (data / "train.en", data / "train.de")
     rows = zip(*(side.read_text(encoding="utf-8").splitlines() for side in sides), strict=True)
     table = write(tmp_path / "pairs.tsv", ["en\tde", *("\t".join(row) for row in rows)])
-    train, dev, test = read_splits(table, "en", "de")
-    assert (len(train), len(dev), test) == (270, 30, {})
-    assert not {*dev.lines} & {*train.lines}  # pyright: ignore
+    splits = read_splits(table, "en", "de")
+    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": 270, "dev": 30}
+    assert not {*splits["dev"].lines} & {*splits["train"].lines}  # pyright: ignore
     few = write(tmp_path / "few.tsv", ["en\tde", "a\tb", "c\td"])
     with pytest.raises(ValueError, match="2 pairs are too few"):
         read_splits(few, "en", "de")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from bertsmith.base.settings import from_mapping, nearest, to_mapping
+from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.checkpoints.stored import WEIGHTS
 from bertsmith.checkpoints.tensors import read_tensor_file
@@ -28,7 +28,6 @@ from bertsmith.experiments.lineage.pairs import (
     Languages,
     PairRows,
     Pairs,
-    Splits,
     read_splits,
 )
 from bertsmith.experiments.lineage.settings import (
@@ -148,9 +147,9 @@ def train_word_for_word(
     run, started = RunFolder(settings.out), time.monotonic()
     kind = KIND.format(system=settings.system)
     run.check_free(kind)
-    splits = read_splits(settings.data, settings.source, settings.target)
+    splits = read_splits(settings.data, settings.source, settings.target, ("train",))
     with run.locked():
-        model = WordForWord.train(splits.train, settings.iterations)
+        model = WordForWord.train(splits["train"], settings.iterations)
         model.save(run.path / TABLE)
         run.write_settings(describe(kind, command, to_mapping(settings)))
         seconds = round(time.monotonic() - started, 1)
@@ -191,8 +190,8 @@ def measure(
 ) -> dict[str, Any]:
     """Scores of several systems on the same sentences, and how sure their differences are.
 
-    `training`: source texts whose words are counted for BLEU by the rarest word. All but
-    `bleu.scores` is of BLEU lower-cased.
+    `training`: source texts whose words are counted for BLEU by the rarest word, which is left
+    empty without them. All but `bleu.scores` is of BLEU lower-cased.
 
     {"data", "sentences", "systems": {name: {"bleu", "bleu_lower", "chrf", "seconds", "by_length",
     "by_rarest_word", "joined", "translations"}}, "pairs": [{"systems": two names, ...}]}
@@ -210,7 +209,9 @@ def measure(
             **bleu.scores(found, pairs.target, code),
             "seconds": seconds,
             "by_length": bleu.by_length(counts, pairs.source),
-            "by_rarest_word": bleu.by_rarest_word(counts, pairs.source, training),
+            "by_rarest_word": bleu.by_rarest_word(counts, pairs.source, training)
+            if training
+            else [],
             "joined": _joined(translator, pairs, counts, decoding),
             "translations": found,
         }
@@ -244,16 +245,3 @@ def _joined(
         words = float(np.mean([len(text.split()) for text in texts.source]))
         groups.append({"sentences": number, "words": words, **bleu.with_interval(counts)})
     return groups
-
-
-def split_of(data: Splits, split: str, origin: Path) -> Pairs:
-    """The pairs of a split by name; "test" is the only test set.
-
-    Errors: ValueError with the names that there are.
-    """
-    named = {"train": data.train, "dev": data.dev, **data.test}
-    if split == "test" and len(data.test) == 1:
-        return next(iter(data.test.values()))
-    if split not in named:
-        raise ValueError(f"{origin}: no split '{split}': {nearest(split, named)}")
-    return named[split]
