@@ -248,15 +248,14 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
         run.check_free(kind)
     splits = read_splits(settings.data, settings.source, settings.target, ("train", "dev"))
     with run.locked():
-        if run.is_begun(
-            kind, described, FREE
-        ):  # again: another process may have been here meanwhile
+        peak = measure_peak(engine)
+        if run.is_begun(kind, described, FREE):  # again: another may have been here meanwhile
             languages = Languages.open(run.path)
         else:
             languages = Languages.train(splits["train"], settings.vocab_size, not settings.separate)
             model = new_model(settings, languages)
-            about = machine(engine, measure_peak(engine))
             languages.save(run.path)
+            about = machine(engine, peak)
             run.write_settings(describe(kind, command, described, model, machine=about))
         ceiling = bleu.ceiling(splits["dev"].target, languages.target, settings.target)
         print(
@@ -264,7 +263,7 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
             f"vocabulary and back, have BLEU {ceiling['bleu']['score']:.1f}",
             file=sys.stderr,
         )
-        return _train(settings, splits, languages, run, engine)
+        return _train(settings, splits, languages, run, engine, peak)
 
 
 def _train(
@@ -273,6 +272,7 @@ def _train(
     languages: Languages,
     run: RunFolder,
     engine: Engine,
+    peak: float,
 ) -> dict[str, Any]:
     train, dev = (encode(splits[name], languages, settings.max_length) for name in ("train", "dev"))
     model = new_model(settings, languages).to(engine.device)
@@ -294,7 +294,7 @@ def _train(
         checkpoint_every=settings.checkpoint_every,
         num_evals=settings.num_evals,
         evaluation_steps=EVALUATED_PAIR * len(dev) / len(train) * task.batches.per_epoch,
-        peak=measure_peak(engine),
+        peak=peak,
         label=settings.system,
     )
 
