@@ -301,3 +301,13 @@ def test_a_database_password_is_not_stored(tmp_path):
     hidden = "postgresql://me:***@host:5432/studies"
     stored = RunFolder(tmp_path).settings()["command"]
     assert stored == [*start, hidden, f"--storage={hidden}", "--out", "a:b@c"]
+
+
+def test_a_run_goes_on_with_its_own_settings_but_for_free_ones(run):
+    assert not run.is_begun("lineage rnn", {"seed": 1})
+    run.write_settings({"kind": "lineage rnn", "settings": {"seed": 1, "threads": 2}})
+    with pytest.raises(ValueError, match="was made with threads = 2, not 4"):
+        run.is_begun("lineage rnn", {"seed": 1, "threads": 4})
+    assert run.is_begun("lineage rnn", {"seed": 1, "threads": 4}, free=("threads",))
+    with pytest.raises(ValueError, match="was made with seed = 1, not 3"):
+        run.is_begun("lineage rnn", {"seed": 3}, free=("threads",))

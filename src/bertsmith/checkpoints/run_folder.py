@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,8 +123,10 @@ class RunFolder:
                     f"{self.path} holds '{name}', which is of no run: name another `out`"
                 )
 
-    def is_begun(self, kind: str, settings: Mapping[str, Any]) -> bool:
+    def is_begun(self, kind: str, settings: Mapping[str, Any], free: Collection[str] = ()) -> bool:
         """True if a run of this kind and these settings was begun here and may go on.
+
+        `free`: names of settings that may differ.
 
         Errors: ValueError where it is another run: of another kind, or that names the setting.
         """
@@ -133,7 +135,7 @@ class RunFolder:
             return False
         stored = self.settings()["settings"]
         for name, value in settings.items():
-            if stored.get(name) != value:
+            if name not in free and stored.get(name) != value:
                 raise ValueError(
                     f"{self.path} was made with {name} = {stored.get(name)}, not {value}: give"
                     " the same settings to go on with it, or name another `out`"

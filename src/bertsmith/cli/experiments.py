@@ -30,6 +30,7 @@ from bertsmith.experiments.lineage.settings import (
     WordForWordSettings,
 )
 from bertsmith.experiments.settings import QuickstartSettings, ReproduceSettings
+from bertsmith.training.settings import Machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,7 @@ def run_lineage_elmo(settings: LineageElmo) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineageTranslate(DecodingSettings):
+class LineageTranslate(DecodingSettings, Machine):
     """Translate a file with a system of the lineage.
 
     Examples:
@@ -222,7 +223,7 @@ def run_lineage_translate(settings: LineageTranslate) -> None:
     from bertsmith.text.readers.files import read_lines
 
     check_outputs([settings.input], {"--out": settings.out})
-    translator = open_translator(settings.model)
+    translator = open_translator(settings.model, group_values(settings, Machine))
     texts = [text for _, text in read_lines(settings.input)]
     found = translator.translate(texts, group_values(settings, DecodingSettings))
     write_text(settings.out, "".join(f"{text}\n" for text in found))
@@ -230,7 +231,7 @@ def run_lineage_translate(settings: LineageTranslate) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineageEvaluate(DecodingSettings):
+class LineageEvaluate(DecodingSettings, Machine):
     """Measure systems of the lineage on the same sentences, and compare them.
 
     Examples:
@@ -247,8 +248,8 @@ class LineageEvaluate(DecodingSettings):
     out: Path
     """Folder to write."""
     data: Path | None = None
-    """Data in place of that which the first system was trained on: test, and train, whose words are
-    counted."""
+    """Data in place of that which the first system was trained on: the split, and perhaps train,
+    whose words are counted."""
     split: str = "test"
     """test, dev, or one of several tests by the name of its files."""
 
@@ -256,13 +257,15 @@ class LineageEvaluate(DecodingSettings):
 def run_lineage_evaluate(settings: LineageEvaluate) -> None:
     check_new_folder(settings.out)
     from bertsmith.base.files import write_json, write_text
-    from bertsmith.experiments.lineage.pairs import read_splits
-    from bertsmith.experiments.lineage.translator import measure, open_translator, split_of
+    from bertsmith.experiments.lineage.pairs import read_splits, split_of
+    from bertsmith.experiments.lineage.translator import measure, open_translator
     from bertsmith.reports.translation import MAX_EXAMPLES, translation_page
 
     names = distinct_names(settings.models)
+    machine = group_values(settings, Machine)
     translators = {
-        name: open_translator(folder) for name, folder in zip(names, settings.models, strict=True)
+        name: open_translator(folder, machine)
+        for name, folder in zip(names, settings.models, strict=True)
     }
     sides = {(one.settings.source, one.settings.target) for one in translators.values()}
     if len(sides) > 1:
@@ -270,10 +273,11 @@ def run_lineage_evaluate(settings: LineageEvaluate) -> None:
         raise ValueError(f"the systems translate {told}: compare those of one direction")
     (source, target), data = sides.pop(), settings.data
     data = data or next(iter(translators.values())).settings.data
-    splits = read_splits(data, source, target)
+    splits = read_splits(data, source, target, {"train", "dev"} & {settings.split})
     pairs = split_of(splits, settings.split, data)
     decoding = group_values(settings, DecodingSettings)
-    result = measure(translators, pairs, splits.train.source, decoding)
+    training = splits["train"].source if "train" in splits else ()
+    result = measure(translators, pairs, training, decoding)
 
     texts = list(zip(pairs.source, pairs.target, strict=True))[:MAX_EXAMPLES]
     attention = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,17 +55,21 @@ def translation_page(
         html.section(
             "Length of the source", html.panel("", legend, _groups(systems, "by_length", "words"))
         ),
-        html.section(
-            "Rarest word of the source",
-            html.note("By how often training had it."),
-            html.panel("", legend, _groups(systems, "by_rarest_word", "times in training")),
-        ),
+        *_rarest(systems, legend),
         html.section("Training", html.panel("nats a piece on dev", legend, curves_drawn)),
         html.section("Attention", *_attention(attention)),
         html.section("Translations", *_examples(systems, texts)),
     ]
     lead = html.text(f"{result['data']}, {counted(result['sentences'], 'sentence')}")
     return html.page("Translation systems", "bertsmith lineage evaluate", lead, body, VERSION)
+
+
+def _rarest(systems: Mapping[str, Any], legend: str) -> Iterator[str]:
+    """The section on rare words, where training text was at hand to count them in."""
+    if any(system["by_rarest_word"] for system in systems.values()):
+        groups = _groups(systems, "by_rarest_word", "times in training")
+        note = html.note("By how often training had it.")
+        yield html.section("Rarest word of the source", note, html.panel("", legend, groups))
 
 
 def _scores(systems: Mapping[str, Any]) -> str:

@@ -79,7 +79,9 @@ def flags_of(name):
 def test_every_system_translates_a_file(runs, data, tmp_path):
     for name in ("words", *NETWORKS):
         out = tmp_path / f"{name}.de"
-        said = bertsmith("lineage", "translate", runs / name, data / "dev.en", "--out", out)
+        machine = ("--device", "cpu", "--precision", "float32", "--threads", 1)
+        command = ("lineage", "translate", runs / name, data / "dev.en", *machine)
+        said = bertsmith(*command, "--out", out)
         assert said == f"{out}: 12 translations\n"
         lines = out.read_text(encoding="utf-8").splitlines()
         assert len(lines) == 12
@@ -111,6 +113,8 @@ def test_empty_and_long_texts(runs, capsys):
     long = " ".join(["one"] * 120)
     found = translator.translate(["", long, "two."])
     assert found[0] == ""
+    aligned = open_translator(runs / "attention").alignment(long, "zwei")
+    assert aligned is not None and len(aligned.source) == 100  # as `translate` reads it
     assert "text 2: more than 100 pieces: the end is not read (1 of 3)" in capsys.readouterr().err
 
 
@@ -150,7 +154,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
                     train_translation(settings)
         return None if stop else train_translation(settings)
 
-    whole = train("whole")
+    peaks = iter([1e9])  # measured once
+    with monkeypatch.context() as patch:
+        patch.setattr(translation, "measure_peak", lambda engine: next(peaks))
+        whole = train("whole")
     train("stopped", stop=8)
     resumed = train("stopped")
     assert resumed is not None and whole is not None
@@ -228,6 +235,7 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
     assert "--beam 99: the vocabulary has 60 pieces" in refused(
         *translate, "--beam", 99, "--out", tmp_path / "t"
     )
+    assert "--precision half" in refused(*translate, "--precision", "half", "--out", tmp_path / "t")
     assert "n-best" not in bertsmith("lineage", "translate", "--help-all")
     predict = ("predict", runs / "rnn", data / "dev.en", "--out", tmp_path / "p.csv")
     assert "use `bertsmith lineage translate`" in refused(*predict)
@@ -268,13 +276,27 @@ def test_data_without_a_split_names_what_is_there(data, tmp_path):
     assert "but has dev, val" in refused(*command)
 
 
+def test_a_folder_of_a_test_alone_is_enough_to_measure_on(runs, data, tmp_path):
+    for language in ("en", "de"):
+        write(tmp_path / f"test.{language}", (data / f"test_small.{language}").read_bytes())
+    evaluate = ("lineage", "evaluate", runs / "words", "--data", tmp_path, "--out", tmp_path / "o")
+    bertsmith(*evaluate)
+    result = json.loads((tmp_path / "o" / "result.json").read_text())
+    assert result["systems"]["words"]["by_rarest_word"] == []  # no training text to count in
+    assert "Rarest word" not in (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    again = (*evaluate[:-1], tmp_path / "p")
+    assert "dev.en and dev.de, or one table dev.tsv, but has none" in refused(
+        *again, "--split", "dev"
+    )
+
+
 def test_a_table_gives_its_own_dev(data, tmp_path):
     sides = (data / "train.en", data / "train.de")
     rows = zip(*(side.read_text(encoding="utf-8").splitlines() for side in sides), strict=True)
     table = write(tmp_path / "pairs.tsv", ["en\tde", *("\t".join(row) for row in rows)])
-    train, dev, test = read_splits(table, "en", "de")
-    assert (len(train), len(dev), test) == (270, 30, {})
-    assert not {*dev.lines} & {*train.lines}  # pyright: ignore
+    splits = read_splits(table, "en", "de")
+    assert {name: len(pairs) for name, pairs in splits.items()} == {"train": 270, "dev": 30}
+    assert not {*splits["dev"].lines} & {*splits["train"].lines}  # pyright: ignore
     few = write(tmp_path / "few.tsv", ["en\tde", "a\tb", "c\td"])
     with pytest.raises(ValueError, match="2 pairs are too few"):
         read_splits(few, "en", "de")

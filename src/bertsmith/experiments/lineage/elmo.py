@@ -254,7 +254,7 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
         run.check_free(KIND)
         peak = measure_peak(engine)
         plain = to_mapping(settings) | {"text_sha256": text.fingerprint()}
-        if not run.is_begun(KIND, {n: value for n, value in plain.items() if n not in FREE}):
+        if not run.is_begun(KIND, plain, FREE):
             about = machine(engine, peak)
             run.write_settings(describe(KIND, command, plain, model, machine=about))
         checkpoint = SeedCheckpoint.newest(run.path)

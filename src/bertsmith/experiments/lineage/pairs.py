@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.files import nearby
+from bertsmith.base.settings import nearest
 from bertsmith.tasks.features import cumulate, token_budget_batches
 from bertsmith.tasks.labels import listed
 from bertsmith.text.readers.files import read_lines
@@ -228,6 +229,11 @@ class Language:
         kept = np.minimum(pieces.lengths, max_length - 1)
         return pieces.framed(kept, [], self.eos), np.flatnonzero(kept < pieces.lengths)
 
+    def targets(self, texts: Sequence[str]) -> Sentences:
+        """Rows of begin, pieces and end."""
+        pieces = self.encode(texts)
+        return pieces.framed(pieces.lengths, [self.bos], self.eos)
+
 
 @dataclass(frozen=True)
 class Languages:
@@ -351,8 +357,10 @@ def encode(pairs: Pairs, languages: Languages, max_length: int) -> PairRows:
 
     Errors: ValueError when no pair fits.
     """
-    source, target = languages.source.encode(pairs.source), languages.target.encode(pairs.target)
-    is_long = np.maximum(source.lengths, target.lengths) >= max_length
+    source, cut = languages.source.sources(pairs.source, max_length)
+    target = languages.target.targets(pairs.target)
+    is_long = target.lengths - 1 > max_length
+    is_long[cut] = True
     if is_long.all():
         raise ValueError(f"{pairs.name}: every pair has more than {max_length} pieces")
     if is_long.any():
@@ -361,11 +369,7 @@ def encode(pairs: Pairs, languages: Languages, max_length: int) -> PairRows:
         left_out = f"{is_long.sum():,} of {len(pairs):,} pairs are left out"
         print(f"{pairs.name}: {lines}: {fault}: {left_out}", file=sys.stderr)
         return encode(pairs.of(np.flatnonzero(~is_long)), languages, max_length)
-    bos, eos = languages.target.bos, languages.target.eos
-    return PairRows(
-        source.framed(source.lengths, [], languages.source.eos),
-        target.framed(target.lengths, [bos], eos),
-    )
+    return PairRows(source, target)
 
 
 class TokenBatches(Epochs):
@@ -388,25 +392,22 @@ def token_batches(lengths: np.ndarray, tokens: int, seed: int, epoch: int) -> li
     return [order[batches[k]] for k in random.permutation(len(batches))]
 
 
-class Splits(NamedTuple):
-    """The data of a training."""
-
-    train: Pairs
-    dev: Pairs
-    test: dict[str, Pairs]  # by name, such as "test_2016_flickr"; {} where there is none
-
-
 SPLITS = {"train": ("train",), "dev": ("dev", "val"), "test": ("test",)}  # beginnings of names
 LEAST_DEV, MOST_DEV = 10, 1000  # pairs that are split off for dev
 
 
-def read_splits(data: Path, source: str, target: str) -> Splits:
+def read_splits(
+    data: Path, source: str, target: str, needed: Collection[str] = ()
+) -> dict[str, Pairs]:
     """Read a folder, or one table of which every so-manieth pair, at most 1,000, becomes dev.
+
+    Returns "train" and "dev", where they are there, and tests by name ("test_2016_flickr").
 
     The folder has text files of both languages, train.en and train.de, or tables, train.tsv; also
     packed. dev may be called val or valid. Of a table `source` and `target` are columns.
 
-    Errors: ValueError for a folder without train or dev, or with two of them; as `read_pairs`.
+    Errors: ValueError for a folder without one of "train" and "dev" that is `needed`, or with two;
+    as `read_pairs`.
     """
     if not data.exists():
         raise ValueError(f"{data}: no such file or folder{nearby(data)}")
@@ -417,9 +418,9 @@ def read_splits(data: Path, source: str, target: str) -> Splits:
             raise ValueError(f"{data}: {len(pairs)} pairs are too few to train and measure on")
         is_dev = np.arange(len(pairs)) % every == every - 1
         train, dev = (pairs.of(np.flatnonzero(part)) for part in (~is_dev, is_dev))
-        return Splits(train, dev, {})
+        return {"train": train, "dev": dev}
     found = {split: _split_files(data, names, source, target) for split, names in SPLITS.items()}
-    for split in ("train", "dev"):
+    for split in needed:
         if len(found[split]) != 1:
             there = listed(sorted(found[split])) if found[split] else "none"
             raise ValueError(
@@ -427,12 +428,27 @@ def read_splits(data: Path, source: str, target: str) -> Splits:
                 f" table {split}.tsv, but has {there}"
             )
 
-    def read(paths: tuple[Path, Path | None], skip_empty: bool = False) -> Pairs:
-        return read_pairs(*paths, (source, target), skip_empty)
+    files = found.pop("test")
+    for split, paths in found.items():
+        if len(paths) == 1:
+            (files[split],) = paths.values()
+    return {
+        name: read_pairs(*paths, (source, target), skip_empty=name == "train")
+        for name, paths in files.items()
+    }
 
-    (train_files,), (dev_files,) = found["train"].values(), found["dev"].values()
-    tests = {name: read(paths) for name, paths in found["test"].items()}
-    return Splits(read(train_files, skip_empty=True), read(dev_files), tests)
+
+def split_of(data: Mapping[str, Pairs], split: str, origin: Path) -> Pairs:
+    """The pairs of a split by name; "test" is the only test set.
+
+    Errors: ValueError with the names that there are.
+    """
+    tests = [name for name in data if name not in ("train", "dev")]
+    if split == "test" and len(tests) == 1:
+        return data[tests[0]]
+    if split not in data:
+        raise ValueError(f"{origin}: no split '{split}': {nearest(split, data)}")
+    return data[split]
 
 
 def _split_files(

@@ -118,22 +118,13 @@ class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machi
 
 
 @dataclass(frozen=True, kw_only=True)
-class RNNShape:
-    """The network of an encoder-decoder without attention (rnn.py)."""
+class RecurrentShape:
+    """What recurrent translators have in common."""
 
     title = "network"
 
-    form: Literal["gru", "lstm"] = "gru"
-    """gru: Cho et al. 2014, the context at every step; lstm: Sutskever et al. 2014, layers of LSTMs
-    that go on from the encoder's."""
     embedding_size: Annotated[int, Count] = 256
     """Numbers of a piece."""
-    hidden_size: Annotated[int, Count] = 512
-    """Numbers of a state."""
-    num_layers: Annotated[int, Count] = 1
-    """LSTMs or GRUs over one another; Sutskever et al. have 4, Cho et al. 1."""
-    reversed_source: bool = False
-    """Read the source from its end, as Sutskever et al. do."""
     reset: Literal["before", "after"] = "before"
     """A GRU's reset gate comes before the product with the state, as in the papers, or after it, as
     in PyTorch."""
@@ -142,20 +133,26 @@ class RNNShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionShape:
+class RNNShape(RecurrentShape):
+    """The network of an encoder-decoder without attention (rnn.py)."""
+
+    form: Literal["gru", "lstm"] = "gru"
+    """gru: Cho et al. 2014, the context at every step; lstm: Sutskever et al. 2014, layers of LSTMs
+    that go on from the encoder's."""
+    hidden_size: Annotated[int, Count] = 512
+    """Numbers of a state."""
+    num_layers: Annotated[int, Count] = 1
+    """LSTMs or GRUs over one another; Sutskever et al. have 4, Cho et al. 1."""
+    reversed_source: bool = False
+    """Read the source from its end, as Sutskever et al. do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape(RecurrentShape):
     """The network of Bahdanau et al. 2015 (attention.py)."""
 
-    title = "network"
-
-    embedding_size: Annotated[int, Count] = 256
-    """Numbers of a piece."""
     hidden_size: Annotated[int, Count] = 256
     """Numbers of a state, of the decoder and of each direction of the encoder."""
-    reset: Literal["before", "after"] = "before"
-    """A GRU's reset gate comes before the product with the state, as in the paper, or after it, as
-    in PyTorch."""
-    dropout: Annotated[float, Fraction] = 0.3
-    """Dropout on embeddings and before the output."""
 
 
 @dataclass(frozen=True, kw_only=True)

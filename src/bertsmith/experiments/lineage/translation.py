@@ -33,7 +33,7 @@ from bertsmith.experiments.lineage.attention import AttentionConfig, AttentionTr
 from bertsmith.experiments.lineage.pairs import (
     Languages,
     PairRows,
-    Splits,
+    Pairs,
     TokenBatches,
     encode,
     read_splits,
@@ -244,36 +244,37 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     run = RunFolder(settings.out)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     kind, described = KIND.format(system=settings.system), to_mapping(settings)
-    decisive = {name: value for name, value in described.items() if name not in FREE}
-    if run.is_begun(kind, decisive) and (run.path / RESULT_FILE).exists():
+    if run.is_begun(kind, described, FREE) and (run.path / RESULT_FILE).exists():
         run.check_free(kind)
-    splits = read_splits(settings.data, settings.source, settings.target)
+    splits = read_splits(settings.data, settings.source, settings.target, ("train", "dev"))
     with run.locked():
-        if run.is_begun(kind, decisive):  # again: another process may have been here meanwhile
+        peak = measure_peak(engine)
+        if run.is_begun(kind, described, FREE):  # again: another may have been here meanwhile
             languages = Languages.open(run.path)
         else:
-            languages = Languages.train(splits.train, settings.vocab_size, not settings.separate)
+            languages = Languages.train(splits["train"], settings.vocab_size, not settings.separate)
             model = new_model(settings, languages)
-            about = machine(engine, measure_peak(engine))
             languages.save(run.path)
+            about = machine(engine, peak)
             run.write_settings(describe(kind, command, described, model, machine=about))
-        ceiling = bleu.ceiling(splits.dev.target, languages.target, settings.target)
+        ceiling = bleu.ceiling(splits["dev"].target, languages.target, settings.target)
         print(
-            f"{settings.data}: {len(splits.train):,} pairs; the references of dev, through this "
+            f"{settings.data}: {len(splits['train']):,} pairs; the references of dev, through this "
             f"vocabulary and back, have BLEU {ceiling['bleu']['score']:.1f}",
             file=sys.stderr,
         )
-        return _train(settings, splits, languages, run, engine)
+        return _train(settings, splits, languages, run, engine, peak)
 
 
 def _train(
     settings: TranslationSettings,
-    splits: Splits,
+    splits: Mapping[str, Pairs],
     languages: Languages,
     run: RunFolder,
     engine: Engine,
+    peak: float,
 ) -> dict[str, Any]:
-    train, dev = (encode(pairs, languages, settings.max_length) for pairs in splits[:2])
+    train, dev = (encode(splits[name], languages, settings.max_length) for name in ("train", "dev"))
     model = new_model(settings, languages).to(engine.device)
     optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
     for group in optimizer.param_groups:
@@ -293,7 +294,7 @@ def _train(
         checkpoint_every=settings.checkpoint_every,
         num_evals=settings.num_evals,
         evaluation_steps=EVALUATED_PAIR * len(dev) / len(train) * task.batches.per_epoch,
-        peak=measure_peak(engine),
+        peak=peak,
         label=settings.system,
     )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from bertsmith.base.settings import from_mapping, nearest, to_mapping
+from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.run_folder import RunFolder, describe
 from bertsmith.checkpoints.stored import WEIGHTS
 from bertsmith.checkpoints.tensors import read_tensor_file
@@ -26,9 +26,8 @@ from bertsmith.experiments.lineage.decode import Search, translate_ids
 from bertsmith.experiments.lineage.pairs import (
     JOINER,
     Languages,
+    PairRows,
     Pairs,
-    Splits,
-    encode,
     read_splits,
 )
 from bertsmith.experiments.lineage.settings import (
@@ -41,11 +40,13 @@ from bertsmith.experiments.lineage.settings import (
 from bertsmith.experiments.lineage.translation import KIND, new_model
 from bertsmith.experiments.lineage.word_for_word import WordForWord
 from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.settings import Machine
 
 TABLE = "table.npz"  # of the word-for-word baseline
 KINDS = {KIND.format(system=name): name for name in (*SYSTEMS, WordForWordSettings.system)}
 SENTENCES = (1, 2, 3, 4)  # in a row, read as one text
 BEAM = DecodingSettings()
+ANY_MACHINE = Machine()
 
 
 class Alignment(NamedTuple):
@@ -117,8 +118,9 @@ class NetworkTranslator:
         return translations
 
     def alignment(self, source: str, target: str) -> Alignment | None:
-        """The attention of each piece of a translation, its end included, to the source."""
-        rows = encode(Pairs([source], [target], "text"), self.languages, sys.maxsize)
+        """The attention of each piece of a translation, its end included, to the source as read."""
+        read, _ = self.languages.source.sources([source], self.settings.max_length)
+        rows = PairRows(read, self.languages.target.targets([target]))
         batch = {k: self.engine.tensor(x) for k, x in rows.batch(np.arange(1)).items()}
         with torch.inference_mode():
             memory = self.model.encode(batch["source"], batch["source_lengths"])
@@ -145,9 +147,9 @@ def train_word_for_word(
     run, started = RunFolder(settings.out), time.monotonic()
     kind = KIND.format(system=settings.system)
     run.check_free(kind)
-    splits = read_splits(settings.data, settings.source, settings.target)
+    splits = read_splits(settings.data, settings.source, settings.target, ("train",))
     with run.locked():
-        model = WordForWord.train(splits.train, settings.iterations)
+        model = WordForWord.train(splits["train"], settings.iterations)
         model.save(run.path / TABLE)
         run.write_settings(describe(kind, command, to_mapping(settings)))
         seconds = round(time.monotonic() - started, 1)
@@ -156,10 +158,11 @@ def train_word_for_word(
     return result
 
 
-def open_translator(folder: Path, device: str = "auto", precision: str = "auto") -> Translator:
-    """The translator that a run wrote.
+def open_translator(folder: Path, machine: Machine = ANY_MACHINE) -> Translator:
+    """The translator that a run wrote; the word-for-word baseline needs nothing of the machine.
 
-    Errors: ValueError for a folder of anything else, or a run that has not ended.
+    Errors: ValueError for a folder of anything else, or a run that has not ended; as
+    `choose_engine`.
     """
     run = RunFolder(folder)
     record = run.settings()
@@ -172,7 +175,8 @@ def open_translator(folder: Path, device: str = "auto", precision: str = "auto")
         settings = from_mapping(WordForWordSettings, record["settings"], origin)
         return WordTranslator(WordForWord.open(folder / TABLE), settings)
     settings = from_mapping(SYSTEMS[system], record["settings"], origin)
-    engine, languages = choose_engine(device, precision), Languages.open(folder)
+    engine = choose_engine(machine.device, machine.precision, machine.threads)
+    languages = Languages.open(folder)
     model = new_model(settings, languages)
     model.load_state_dict(read_tensor_file(folder / WEIGHTS))
     return NetworkTranslator(model.to(engine.device).eval(), languages, settings, engine)
@@ -186,8 +190,8 @@ def measure(
 ) -> dict[str, Any]:
     """Scores of several systems on the same sentences, and how sure their differences are.
 
-    `training`: source texts whose words are counted for BLEU by the rarest word. All but
-    `bleu.scores` is of BLEU lower-cased.
+    `training`: source texts whose words are counted for BLEU by the rarest word, which is left
+    empty without them. All but `bleu.scores` is of BLEU lower-cased.
 
     {"data", "sentences", "systems": {name: {"bleu", "bleu_lower", "chrf", "seconds", "by_length",
     "by_rarest_word", "joined", "translations"}}, "pairs": [{"systems": two names, ...}]}
@@ -205,7 +209,9 @@ def measure(
             **bleu.scores(found, pairs.target, code),
             "seconds": seconds,
             "by_length": bleu.by_length(counts, pairs.source),
-            "by_rarest_word": bleu.by_rarest_word(counts, pairs.source, training),
+            "by_rarest_word": bleu.by_rarest_word(counts, pairs.source, training)
+            if training
+            else [],
             "joined": _joined(translator, pairs, counts, decoding),
             "translations": found,
         }
@@ -239,16 +245,3 @@ def _joined(
         words = float(np.mean([len(text.split()) for text in texts.source]))
         groups.append({"sentences": number, "words": words, **bleu.with_interval(counts)})
     return groups
-
-
-def split_of(data: Splits, split: str, origin: Path) -> Pairs:
-    """The pairs of a split by name; "test" is the only test set.
-
-    Errors: ValueError with the names that there are.
-    """
-    named = {"train": data.train, "dev": data.dev, **data.test}
-    if split == "test" and len(data.test) == 1:
-        return next(iter(data.test.values()))
-    if split not in named:
-        raise ValueError(f"{origin}: no split '{split}': {nearest(split, named)}")
-    return named[split]
