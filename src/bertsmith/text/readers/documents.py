@@ -184,15 +184,15 @@ def _books(path: Path | RemoteFile, lines: Iterator[tuple[int, str]]) -> Iterato
     at some 70 characters, so those up to a blank one are joined, and a book is a document: blank
     lines part its paragraphs. Several books may stand in a file one after the other.
     """
-    head = []
+    head, is_book = [], False
     for number, line in lines:
         head.append((number, line))
-        if BOOK_STARTS.match(line):
+        is_book = BOOK_STARTS.match(line) is not None
+        if is_book or len(head) == BOOK_HEAD or len(line) > BOOK_WIDTH:
             break
-        if len(head) == BOOK_HEAD or len(line) > BOOK_WIDTH:
-            yield from head
-            yield from lines
-            return
+    if not is_book:
+        yield from chain(head, lines)
+        return
     inside, first, words, size = False, 0, list[str](), 0
     for number, line in chain(head, lines, [(0, "")]):
         is_mark = BOOK_STARTS.match(line) or BOOK_ENDS.match(line)

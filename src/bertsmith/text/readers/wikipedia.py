@@ -57,9 +57,9 @@ LIST, BREAK = "\0", "\n\n"  # a list item begins; a passage ends (XML cannot hol
 NO_TEXT = re.compile(r"^(?:.*\0.*|\s*(?:\{\||\{\{|\}\}|\|).*)$", re.MULTILINE)
 QUOTES = re.compile("'{2,}")  # italics, bold
 SWITCH = re.compile(r"__[^\W\d_]+__")  # __NOTOC__
-# Left in brackets of which a template is gone: "(; born 1950)", "( )".
-EMPTY = re.compile(r"\(\s*[,;:]?\s*\)")
-OPENED = re.compile(r"\(\s*[,;:]\s+")
+# Left in brackets of which a template is gone: "Rome (; )", "(; born 1950)"; but not of "print()".
+EMPTY = re.compile(r"(?<!\w)\([\s,;:]*\)")
+OPENED = re.compile(r"\(\s*(?:[,;:]\s+)+")
 BEFORE_SIGN = re.compile(r"\s+(?=[,.)])")
 
 
