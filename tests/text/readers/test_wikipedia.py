@@ -7,7 +7,7 @@ from itertools import count
 from xml.sax.saxutils import escape
 
 import pytest
-from mwparserfromhell.parser import ParserError
+from mwparserfromhell import parser
 
 from bertsmith.text.readers import wikipedia
 from bertsmith.text.readers.documents import read_documents
@@ -133,7 +133,12 @@ def found(path, **options):
     return [(d.line, d.lines) for d in read_documents([path], **options)]
 
 
-def test_passages_of_an_article():
+@pytest.mark.parametrize("compiled", [True, False])
+def test_passages_of_an_article(monkeypatch, compiled):
+    """Also where mwparserfromhell could not compile its tokenizer."""
+    if not compiled:
+        monkeypatch.setattr(parser, "CTokenizer", None)
+    monkeypatch.setattr(wikipedia, "_tokenizer", wikipedia._tokenizer.__wrapped__)
     assert passages(ROME, wikipedia.HIDDEN | {"datei", "kategorie"}) == EXPECTED
 
 
@@ -187,7 +192,7 @@ def test_a_page_that_the_parser_gives_up_is_named_and_left_out(tmp_path, monkeyp
     class Failing:
         def tokenize(self, *arguments):
             if next(calls) == 0:
-                raise ParserError("a mistake")
+                raise parser.ParserError("a mistake")
             return real.tokenize(*arguments)
 
     real = wikipedia._tokenizer()

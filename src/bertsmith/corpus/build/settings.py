@@ -61,6 +61,8 @@ def workers_within(memory_mb: float, workers: int, has_dumps: bool = False) -> i
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
     (6, 4, 1)
+    >>> workers_within(2000, 16, has_dumps=True)
+    4
     """
     each = WORKER_MB + PARSER_MB * has_dumps
     return min(workers, 1 + int((memory_mb - ALONE_MB) // each))
