@@ -176,6 +176,7 @@ def test_the_tutorials_of_own_text_and_own_labels_run_one_after_the_other(tmp_pa
     assert len(Path("answers.csv").read_text(encoding="utf-8").splitlines()) == 5
 
 
+@pytest.mark.slow
 def test_the_corpus_of_the_paper(folder):
     articles = Path("texts/a.txt").read_text(encoding="utf-8").split("\n\n")
     dump = HEAD + "".join(map(page, articles[20:])) + TAIL
