@@ -3,6 +3,7 @@
 Budgets, sizes and seeds of the pages are made small (`small`); all else runs as it stands.
 """
 
+import bz2
 import json
 import random
 import re
@@ -15,6 +16,7 @@ import pytest
 from bertsmith.cli.main import main
 
 from .experiments.lineage.test_translation import texts as numbers
+from .text.readers.test_wikipedia import HEAD, TAIL, page
 from .tiny import write
 
 ROOT = Path(__file__).parents[1]
@@ -155,6 +157,7 @@ def run_page(page):
 TUTORIALS = [f"docs/tutorials/{path.name}" for path in (ROOT / "docs/tutorials").glob("*.md")]
 
 
+CORPUS = "docs/how-to/paper-corpus.md"
 PAPER = pytest.param("docs/tutorials/the-paper.md", marks=pytest.mark.slow)
 
 
@@ -173,7 +176,20 @@ def test_the_tutorials_of_own_text_and_own_labels_run_one_after_the_other(tmp_pa
     assert len(Path("answers.csv").read_text(encoding="utf-8").splitlines()) == 5
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(TUTORIALS)])
+@pytest.mark.slow
+def test_the_corpus_of_the_paper(folder):
+    articles = Path("texts/a.txt").read_text(encoding="utf-8").split("\n\n")
+    dump = HEAD + "".join(map(page, articles[20:])) + TAIL
+    write(Path("enwiki/enwiki-20251101-pages-articles1.xml-p1p40.bz2"), bz2.compress(dump.encode()))
+    marks = [f"*** {word} OF THE PROJECT GUTENBERG EBOOK A ***" for word in ("START", "END")]
+    for number, book in enumerate(articles[:20]):
+        write(Path(f"books/{number}.txt"), [marks[0], *book.split(". "), marks[1]])
+    run_page(CORPUS)
+    store = json.loads(Path("store/manifest.json").read_text(encoding="utf-8"))
+    assert store["documents"] == 61
+
+
+@pytest.mark.parametrize("page", ["README.md", CORPUS, *sorted(TUTORIALS)])
 def test_all_commands_of_a_page_stand_in_blocks_that_are_run(page):
     assert blocks(page)
     assert not INDENTED.findall((ROOT / page).read_text(encoding="utf-8"))

@@ -23,16 +23,19 @@ class Corpus(BuildSettings):
       bertsmith corpus books/*.txt --vocab vocab --out store
       bertsmith corpus news.jsonl.gz --text-column body --vocab vocab --out store --workers 8
       bertsmith corpus sample_text.txt --sentence-per-line --vocab vocab --out store
+      bertsmith corpus enwiki-20251101-pages-articles*.bz2 books/ --vocab vocab --out store
       bertsmith corpus s3://bucket/crawl --exclude duplicates.jsonl --vocab vocab --out store
       RAY_ADDRESS=head:6379 bertsmith corpus /nfs/crawl --backend ray --vocab vocab --out /nfs/store
 
     A line is a paragraph and a blank line ends a document; with --sentence-per-line a line is a
-    sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document. A build that
-    was interrupted goes on where it was when the same command is given again.
+    sentence, as in Google's files. In jsonl, csv, tsv and parquet a row is a document, in a dump of
+    Wikipedia an article: its text passages, without lists, tables and headers. A build that was
+    interrupted goes on where it was when the same command is given again.
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
+    .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
     out: str
@@ -117,7 +120,8 @@ class CorpusAppend(WorkSettings):
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
+    .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
     workers: Annotated[int | None, Count] = None

@@ -168,7 +168,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         with Progress("reading", unit="MB", scale=1e6) as progress:
             for sources in (settings.against, settings.inputs):
                 finder.num_staying, known_bytes = finder.num_documents, finder.num_bytes
-                batches = BatchReader(sources, settings.text_column)
+                batches = BatchReader(sources, settings.text_column, workers=workers)
                 for signed in sign(batches, finder, workers):
                     progress.update(int(signed.sizes.sum()))
         documents = finder.num_documents - finder.num_staying
@@ -239,7 +239,7 @@ def run_corpus_contamination(settings: CorpusContamination) -> None:
     inputs = unique_inputs(settings.inputs)
     with TemporaryDirectory(prefix="bertsmith-") as folder:
         index = EvaluationIndex(settings.tasks, settings.words, Path(folder))
-        batches = BatchReader(settings.inputs, settings.text_column)
+        batches = BatchReader(settings.inputs, settings.text_column, workers=workers)
 
         def entries() -> Iterator[dict[str, Any]]:
             yield from index.entries(batches, settings.least, workers)

@@ -359,8 +359,8 @@ class Features(Answering):
 
     INPUT is .txt (a text a line), a table with --text (.csv, .tsv, .jsonl, .parquet), .jsonl or
     .parquet with {"tokens": [...]} or, under any other suffix, CoNLL columns; text may be packed
-    (.gz, .xz, .zst). The folder OUT holds a memory-mapped float16 array and where each text lies in
-    it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
+    (.gz, .bz2, .xz, .zst). The folder OUT holds a memory-mapped float16 array and where each text
+    lies in it; `bertsmith.open_features(OUT)[k]` are the vectors of text k.
     """
 
     input: Annotated[Path, Positional, Metavar("INPUT")]

@@ -93,6 +93,7 @@ EXTRAS = {
     "h5py": ("h5py", "lineage"),
     "httptools": ("httptools", "serve"),
     "msgspec": ("msgspec", "serve"),
+    "mwparserfromhell": ("mwparserfromhell", "wikipedia"),
     "onnx": ("onnx", "onnx"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "openvino": ("OpenVINO", "openvino"),

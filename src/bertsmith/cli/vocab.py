@@ -36,7 +36,8 @@ class Vocab(TextInput):
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
+    .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
     size: int = 30522
@@ -82,8 +83,9 @@ def run_vocab(settings: Vocab) -> None:
         raise no_text(settings.inputs)
     normalization = chosen_normalization(settings)
     keep = read_kept(settings.keep, normalization) if settings.keep else []
+    workers = usable_cores() if settings.workers is None else settings.workers
     vocabulary = bertsmith.train_vocabulary(
-        read_documents(settings.inputs, text_column=column),
+        read_documents(settings.inputs, text_column=column, workers=workers),
         settings.size,
         normalization,
         bertsmith.VocabularySettings(
@@ -92,7 +94,7 @@ def run_vocab(settings: Vocab) -> None:
             coverage=settings.coverage,
             keep=keep,
         ),
-        workers=usable_cores() if settings.workers is None else settings.workers,
+        workers=workers,
     )
     tokenizer = bertsmith.Tokenizer(vocabulary, normalization)
     tokenizer.save(settings.out)
@@ -154,7 +156,8 @@ class VocabReport(TextInput):
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, also with .gz, .xz or .zst; .parquet), folders, or URLs."""
+    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
+    .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
     against: str | None = None
@@ -327,7 +330,7 @@ class VocabExtend(TextInput):
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Text of the domain: files (.txt, .jsonl, .csv, .tsv, each also with .gz, .xz or .zst;
+    """Text of the domain: files (.txt, .jsonl, .csv, .tsv, .xml, also with .gz, .bz2, .xz or .zst;
     .parquet) or folders."""
     model: str
     """Model to extend: a run, a Hugging Face folder or hub name."""
@@ -393,11 +396,13 @@ def _counted(
     from bertsmith.text.readers.documents import no_text, read_documents
     from bertsmith.text.vocabulary.word_counts import count_words
 
+    workers = settings.workers or usable_cores()
+
     def documents(held_out: bool) -> Iterator[Document]:
-        numbered = enumerate(read_documents(settings.inputs, text_column=settings.text_column), 1)
+        found = read_documents(settings.inputs, text_column=settings.text_column, workers=workers)
+        numbered = enumerate(found, 1)
         return (one for number, one in numbered if (number % HELD_OUT == 0) == held_out)
 
-    workers = settings.workers or usable_cores()
     words = count_words(documents(False), tokenizer.normalization, workers)
     if not words:
         raise no_text(settings.inputs)

@@ -45,7 +45,7 @@ def corpus_statistics(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="bertsmith-")))
         finder = DuplicateFinder(stack, folder, near)
         counts = _TextCounts()
-        batches = counts.counted(BatchReader(inputs, text_column), limit)
+        batches = counts.counted(BatchReader(inputs, text_column, workers=workers), limit)
         with Progress("reading", unit="MB", scale=1e6) as progress:
             for signed in sign(batches, finder, workers):
                 progress.update(int(signed.sizes.sum()))

@@ -1,5 +1,6 @@
 """Documents out of every kind of file, and a clear refusal of what is not text."""
 
+import bz2
 import contextlib
 import csv
 import errno
@@ -41,6 +42,7 @@ def found(*paths, **options):
         ("crlf.TXT", TEXT.replace("\n", "\r\n")),
         ("no_last_newline.txt", TEXT.rstrip()),
         ("a.txt.gz", gzip.compress(TEXT.encode(), mtime=0)),
+        ("a.txt.bz2", bz2.compress(TEXT.encode())),
         ("a.txt.xz", lzma.compress(TEXT.encode())),
         ("a.txt.zst", zstandard.compress(TEXT.encode())),
         ("two.txt.zst", b"".join(zstandard.compress(t.encode()) for t in (TEXT[:9], TEXT[9:]))),
@@ -247,3 +249,70 @@ def test_of_too_many_files_some_are_opened(tmp_path, monkeypatch):
     for number in range(7):
         write(tmp_path / f"{number}.txt", str(number))
     assert sample_lines([tmp_path]) == ["0", "3", "6"]
+
+
+BOOK = """\
+The Project Gutenberg eBook of A Book
+
+Title: A Book
+
+*** START OF THE PROJECT GUTENBERG EBOOK A BOOK ***
+
+
+
+
+CHAPTER I.
+
+It was a dark night, and
+the wind
+blew.
+
+\u201cWho is there?\u201d *** END of it.
+
+
+*** END OF THE PROJECT GUTENBERG EBOOK A BOOK ***
+
+Updated editions will replace the previous one.
+"""
+OLDER = """\
+***START OF THIS PROJECT GUTENBERG EBOOK OTHER***
+Line one
+line two.
+***END OF THIS PROJECT GUTENBERG EBOOK OTHER***
+The licence.
+"""
+PARAGRAPHS = [
+    "CHAPTER I.",
+    "It was a dark night, and the wind blew.",
+    "“Who is there?” *** END of it.",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (BOOK, [(10, PARAGRAPHS)]),
+        (OLDER + BOOK, [(2, ["Line one line two."]), (15, PARAGRAPHS)]),
+        (BOOK[: BOOK.index("blew")], [(10, ["CHAPTER I.", "It was a dark night, and the wind"])]),
+        (BOOK.replace("*** START", "START"), None),
+        ("\n" * 1000 + BOOK, None),
+        ("x" * 1001 + "\n" + BOOK, None),
+    ],
+    ids=["book", "two books", "cut", "no mark", "mark far down", "other lines"],
+)
+def test_of_a_book_of_project_gutenberg_the_paragraphs_are_read(tmp_path, text, expected):
+    """Without a mark in its head a file is read as any other: a line is a paragraph."""
+    documents = found(write(tmp_path / "a.txt", text))
+    if expected is not None:
+        assert documents == expected
+    else:
+        assert ["It was a dark night, and", "the wind", "blew."] in [
+            lines for _, lines in documents
+        ]
+
+
+def test_a_book_without_blank_lines_is_refused(tmp_path):
+    mark = "*** START OF THE PROJECT GUTENBERG EBOOK A ***\n"
+    path = write(tmp_path / "a.txt", mark + ("x" * 999 + "\n") * 1001)
+    with pytest.raises(ValueError, match=r"a\.txt:2: line of more than 1,000,000 characters"):
+        found(path)

@@ -71,6 +71,8 @@ class BatchReader:
     """As `read_lists` gives them."""
     characters: int = BATCH
     first: Position = (0, 0)
+    workers: int = 1
+    """Processes that parse the markup of dumps."""
 
     @cached_property
     def pieces(self) -> list[list[Path | RemoteFile]]:
@@ -98,7 +100,8 @@ class BatchReader:
 
     def _read_file(self, file: Path | RemoteFile) -> Iterator[Numbered]:
         excluded = set(self.excluded.get(str(file), NONE).tolist())
-        for number, document in enumerate(read_documents([file], text_column=self.text_column)):
+        documents = read_documents([file], text_column=self.text_column, workers=self.workers)
+        for number, document in enumerate(documents):
             if number not in excluded:
                 yield number, document
 

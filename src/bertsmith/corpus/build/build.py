@@ -66,7 +66,7 @@ from bertsmith.text.readers.documents import (
     input_size,
     no_text,
 )
-from bertsmith.text.readers.files import is_url
+from bertsmith.text.readers.files import file_kind, is_url
 from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.files import VOCABULARY_FILE
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -106,7 +106,8 @@ def build_store(
             "under `if __name__ == '__main__':`, or use `workers=1`"
         )
     if settings.memory_mb is not None:
-        workers = workers_within(settings.memory_mb, workers or usable_cores())
+        has_dumps = any(file_kind(file) == ".xml" for file in input_files(inputs))
+        workers = workers_within(settings.memory_mb, workers or usable_cores(), has_dumps)
     spec = None
     excluded = read_lists(settings.exclude, inputs)
     if documents is None:
@@ -127,7 +128,13 @@ def build_store(
         size = sum(map(input_size, files)) if is_text else None
         encoder = Encoder(tokenizer, settings.sentence_per_line, settings.held_out)
         piece, number = record["next"]
-        reader = BatchReader(inputs, settings.text_column, excluded, BATCH, (piece, number))
+        reader = BatchReader(
+            inputs,
+            settings.text_column,
+            excluded,
+            first=(piece, number),
+            workers=1 if uses_ray else workers or usable_cores(),
+        )
         if documents is not None:
             numbered = enumerate(in_batches(enumerate(documents), BATCH))
             encoded = encode_in_order((Batch(0, *one) for one in numbered), encoder, workers or 1)

@@ -24,10 +24,11 @@ from bertsmith.base.cluster import capacity, cluster, raise_cause
 from bertsmith.corpus.build.batches import BatchReader, Position
 from bertsmith.corpus.build.encode import Encoded, Encoder, Part
 from bertsmith.corpus.store.store import INDEX, SPLITS, token_type
+from bertsmith.text.readers.files import file_kind
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 8 << 20  # bytes of texts that go to an actor together
-READING_CORES = 0.1  # of an encoder's: reading is a tenth of the work
+READING_CORES = 0.1  # of an encoder's: reading is a tenth of the work, but for markup
 
 
 def encode_on_ray(
@@ -55,9 +56,10 @@ def encode_on_ray(
         settings = _files(encoder.tokenizer), encoder.sentence_per_line, encoder.held_out
         actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers or capacity("CPU"))
         ids = token_type(len(encoder.tokenizer.vocabulary))
+        has_dumps = any(file_kind(file) == ".xml" for piece in reader.pieces for file in piece)
         with stack, ray.data.DataContext.current(context):
             texts = ray.data.from_items(pieces).flat_map(
-                PieceReader(reader), num_cpus=READING_CORES
+                PieceReader(reader), num_cpus=1 if has_dumps else READING_CORES
             )
             rows = texts.map(TextEncoder, fn_constructor_args=settings, compute=actors)
             try:

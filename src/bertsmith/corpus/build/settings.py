@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from bertsmith.base.settings import Advanced, Bounds, Count, Fraction, check_bounds
 
 # MB of memory for this process, and for each further worker: measured with the largest documents,
-# of four bytes a character.
-ALONE_MB, WORKER_MB = 300, 330
+# of four bytes a character. A worker for dumps has a second process beside it, for the markup.
+ALONE_MB, WORKER_MB, PARSER_MB = 300, 330, 200
 EnoughMemory = Bounds(f"a build needs at least {ALONE_MB}", minimum=ALONE_MB)
 SHARD_TOKENS = 16 << 20  # train tokens after which a shard is closed: 32 MiB, seconds of work
 
@@ -56,10 +56,13 @@ class BuildSettings(WorkSettings):
     """Train tokens after which a shard is closed."""
 
 
-def workers_within(memory_mb: float, workers: int) -> int:
+def workers_within(memory_mb: float, workers: int, has_dumps: bool = False) -> int:
     """The number of workers for so many MB (10^6 bytes), at most `workers`.
 
     >>> workers_within(2000, 16), workers_within(10_000, 4), workers_within(300, 8)
     (6, 4, 1)
+    >>> workers_within(2000, 16, has_dumps=True)
+    4
     """
-    return min(workers, 1 + int((memory_mb - ALONE_MB) // WORKER_MB))
+    each = WORKER_MB + PARSER_MB * has_dumps
+    return min(workers, 1 + int((memory_mb - ALONE_MB) // each))

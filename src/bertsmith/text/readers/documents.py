@@ -1,15 +1,18 @@
-"""Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, and folders of them.
+"""Documents out of files, in bounded memory: txt, jsonl, csv, tsv, parquet, dumps of Wikipedia.
 
 Files and folders are local or behind a URL (s3://bucket/books), which is streamed. In a text file a
 line is a paragraph (or a sentence, as in google-research/bert's `sample_text.txt`) and a blank line
-ends a document. In the other formats a row is a document, the lines of its text are its paragraphs.
-All but parquet may be compressed (.gz, .xz, .zst).
+ends a document; of a book of Project Gutenberg, see `_books`. In a dump of Wikipedia (.xml) an
+article is a document. In the other formats a row is a document, the lines of its text are its
+paragraphs. All but parquet may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +29,17 @@ from bertsmith.text.readers.files import (
     too_long,
 )
 from bertsmith.text.readers.tables import stream_texts
+from bertsmith.text.readers.wikipedia import read_articles
 from bertsmith.text.tokenizer.files import is_vocabulary
 
-KNOWN = f"{', '.join(LINE_KINDS)} (each also with {', '.join(COMPRESSIONS)}) and .parquet"
+KNOWN = f"{', '.join(LINE_KINDS)}, .xml (each also with {', '.join(COMPRESSIONS)}) and .parquet"
 
 MAX_DOCUMENT, MAX_LINES = 4_000_000, 1 << 17  # characters and lines handed out at once
 SAMPLE = 1_000_000  # characters
 MAX_FILES = 1_000  # opened for a sample; of more, so many at equal distances
+BOOK_STARTS = re.compile(r"\*\*\* ?START OF TH(E|IS) PROJECT GUTENBERG", re.IGNORECASE)
+BOOK_ENDS = re.compile(r"\*\*\* ?END OF TH(E|IS) PROJECT GUTENBERG", re.IGNORECASE)
+BOOK_HEAD, BOOK_WIDTH = 1_000, 1_000  # lines before the first mark, characters of each
 
 
 class Document(NamedTuple):
@@ -44,22 +51,27 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text"
+    inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text", workers: int = 1
 ) -> Iterator[Document]:
     """Yield the documents of files and folders in order, in bounded memory.
 
     A document of more than 4 million characters or 131,072 lines comes as several. `text_column`:
-    field or column with the text of a jsonl, csv, tsv or parquet row.
+    field or column with the text of a jsonl, csv, tsv or parquet row. `workers`: processes that
+    parse the markup of a dump of Wikipedia, this one among them; other files need one.
 
     Errors: ValueError that names file, line and hint for an unknown type, text that is not
-    UTF-8, a binary or damaged file, a paragraph of more than a million characters, a row without
-    the text column. No document at all is no error: see `no_text`.
+    UTF-8, a binary, damaged or cut file, a paragraph of more than a million characters, a row
+    without the text column; ModuleNotFoundError for a dump without mwparserfromhell. No document at
+    all is no error: see `no_text`.
     """
     for path in input_files(inputs):
-        if file_kind(path) == ".txt":
-            yield from _documents(path, read_lines(path))
+        kind = file_kind(path)
+        if kind == ".txt":
+            yield from _documents(path, _books(path, read_lines(path)))
             continue
-        for number, text in stream_texts(path, text_column):
+        is_dump = kind == ".xml"
+        texts = read_articles(path, workers) if is_dump else stream_texts(path, text_column)
+        for number, text in texts:
             paragraphs = text.splitlines()
             if any(len(line) > MAX_LINE for line in paragraphs):
                 raise too_long(path, number, MAX_LINE)
@@ -163,6 +175,39 @@ def _files_below(folder: Path) -> Iterator[Path]:
             roots += [link for name in folders if (link := Path(here, name)).is_symlink()]
             visible = (Path(here, name) for name in files if not name.startswith("."))
             yield from (file for file in visible if file.is_file())
+
+
+def _books(path: Path | RemoteFile, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The lines of a text file; where it holds books of Project Gutenberg, their paragraphs.
+
+    A mark in the head of the file tells. What is not between marks is the licence. Lines are broken
+    at some 70 characters, so those up to a blank one are joined, and a book is a document: blank
+    lines part its paragraphs. Several books may stand in a file one after the other.
+    """
+    head, is_book = [], False
+    for number, line in lines:
+        head.append((number, line))
+        is_book = BOOK_STARTS.match(line) is not None
+        if is_book or len(head) == BOOK_HEAD or len(line) > BOOK_WIDTH:
+            break
+    if not is_book:
+        yield from chain(head, lines)
+        return
+    inside, first, words, size = False, 0, list[str](), 0
+    for number, line in chain(head, lines, [(0, "")]):
+        is_mark = BOOK_STARTS.match(line) or BOOK_ENDS.match(line)
+        if words and (is_mark or not line):
+            yield first, " ".join(words)
+            words, size = [], 0
+        if is_mark:
+            inside = BOOK_STARTS.match(line) is not None
+            yield number, ""
+        elif inside and line:
+            first = first if words else number
+            words.append(line)
+            size += len(line) + 1
+            if size > MAX_LINE:
+                raise too_long(path, first, MAX_LINE)
 
 
 def _documents(path: Path | RemoteFile, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:

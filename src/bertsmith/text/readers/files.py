@@ -7,11 +7,13 @@ URL is of any storage that fsspec knows (s3://, gs://, az://, hf://, https://, .
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import errno
 import gzip
 import io
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -20,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-COMPRESSIONS = (".gz", ".xz", ".zst")
-OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 UNPACKING = (EOFError, zlib.error, lzma.LZMAError, OSError)  # errors of it
 LINE_KINDS = (".txt", ".jsonl", ".csv", ".tsv")
+DUMP = re.compile(r"\.xml(-p\d+p\d+)?$")  # of Wikipedia; a part is named by its pages
 STANDARD_INPUT = Path("standard input")  # this object itself, not a file of the name
 
 MAX_LINE = 1_000_000  # characters of a paragraph
@@ -154,10 +157,15 @@ def file_kind(path: Path | RemoteFile) -> str | None:
 
     >>> file_kind(Path("a/news.jsonl.gz")), file_kind(Path("b.parquet")), file_kind(Path("c.pdf"))
     ('.jsonl', '.parquet', None)
+    >>> file_kind(Path("enwiki-20251101-pages-articles1.xml-p1p41242.bz2"))
+    '.xml'
     """
     if path.name.lower().endswith(".parquet"):
         return ".parquet"
-    return next((kind for kind in LINE_KINDS if unpacked_name(path).endswith(kind)), None)
+    name = unpacked_name(path)
+    if DUMP.search(name):
+        return ".xml"
+    return next((kind for kind in LINE_KINDS if name.endswith(kind)), None)
 
 
 def unpacked_name(path: Path | RemoteFile) -> str:
@@ -234,9 +242,10 @@ def _read_line(
 
 def _is_damage(path: Path | RemoteFile, error: Exception) -> bool:
     """True for contents that cannot be unpacked, False for trouble of the disk or the storage."""
-    # Arrow reports damage as an OSError that is of no other class.
-    is_arrows = type(error) is OSError and error.errno is None and path.suffix.lower() == ".zst"
-    return not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile) or is_arrows
+    # Arrow and bz2 report damage as an OSError that is of no other class.
+    is_plain = type(error) is OSError and error.errno is None
+    is_theirs = is_plain and path.suffix.lower() in (".zst", ".bz2")
+    return not isinstance(error, OSError) or isinstance(error, gzip.BadGzipFile) or is_theirs
 
 
 def _open(path: Path | RemoteFile) -> io.BufferedReader:
@@ -267,16 +276,23 @@ def too_long(path: Path | RemoteFile, number: int, limit: int) -> ValueError:
     return ValueError(f"{path}:{number}: line of more than {limit:,} characters: {hint}")
 
 
+def read_blocks(path: Path | RemoteFile) -> Iterator[bytes]:
+    """Yield the unpacked bytes of a file. Errors: ValueError for damage; OSError."""
+    remote = isinstance(path, RemoteFile)
+    with storage_errors(str(path)) if remote else nullcontext(), _open(path) as stream:
+        try:
+            while block := stream.read(1 << 18):
+                yield block
+        except UNPACKING as error:
+            if not _is_damage(path, error):
+                raise
+            what = f"damaged {path.suffix} file ({error})"
+            raise ValueError(f"{path}: {what}: copy it again") from error
+
+
 def read_text(path: Path) -> str:
     """Read the text of a file, packed or not. Errors: as `decode_text`; ValueError for damage."""
-    try:
-        with _open(path) as stream:
-            data = stream.read()
-    except UNPACKING as error:
-        if not _is_damage(path, error):
-            raise
-        raise ValueError(f"{path}: damaged '{path.suffix.lower()}' file ({error})") from error
-    return decode_text(data, str(path))
+    return decode_text(b"".join(read_blocks(path)), str(path))
 
 
 def decode_text(data: bytes, source: str) -> str:

@@ -301,7 +301,7 @@ def column_types(path: Path) -> dict[str, Any]:
 
 
 def file_suffix(path: Path) -> str | None:
-    """The one of SUFFIXES by which a file is read, before .gz, .xz or .zst; None for another.
+    """The one of SUFFIXES by which a file is read, before .gz, .bz2, .xz or .zst; None for another.
 
     >>> [file_suffix(Path(name)) for name in ("train.tsv.xz", "DEV.CSV", "a.conll.gz")]
     ['.tsv', '.csv', None]
