@@ -93,8 +93,8 @@ def check_kind(task: Task) -> None:
     if task.task_type not in TYPES:
         kinds = " and ".join(TYPES)
         raise ValueError(
-            f"task {task.name} is of kind '{task.task_type}': a line without a network is for those "
-            f"of kind {kinds}"
+            f"task {task.name} is of kind '{task.task_type}': without a network are those of kind "
+            f"{kinds}"
         )
 
 
@@ -113,7 +113,7 @@ def overlap_features(*data: Examples) -> list[np.ndarray]:
             columns += _shares(first, second)
         if unit is UNITS[0]:
             counts = np.asarray(sum(side.sum(axis=0) for side in units[0])).ravel()
-            idf = np.log((1 + counts.max()) / (1 + counts))
+            idf = np.log((1 + 2 * len(data[0])) / (1 + counts))  # of the texts of all pairs
             for columns, (first, second) in zip(found, units, strict=True):
                 columns += _shares(first.multiply(idf).tocsr(), second.multiply(idf).tocsr())
     for columns, own in zip(found, data, strict=True):
