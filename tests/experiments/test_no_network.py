@@ -82,10 +82,11 @@ def test_scores_stay_within_the_bounds_of_the_task(tmp_path):
 def test_single_texts_of_own_files_are_told_by_their_words(tmp_path):
     draw, files = random.Random(2), [tmp_path / "train.csv", tmp_path / "test.csv"]
     for file in files:
-        rows = [f"{drawn(draw)} {('bad', 'fine')[k % 2]},{k % 2}" for k in range(60)]
+        rows = [f"{drawn(draw)} {('bad', 'fine')[k % 2]},{k % 2}" for k in range(300)]
         write(file, ["body,stars", *rows])
     words = ("baseline", "classify", "--data", files[0], "--text", "body", "--label", "stars")
-    assert "accuracy             1.0000" in bertsmith(*words, "--dev", files[1])
+    shown = bertsmith(*words, "--dev", files[1], "--json")
+    assert json.loads(shown)["metrics"]["accuracy"] > 0.95  # chance is 0.5
     assert "train.csv: one file: name another one to measure on with --dev" in refused(*words)
 
 

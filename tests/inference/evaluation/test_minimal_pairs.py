@@ -99,6 +99,7 @@ PAIRS = [
     pair("dogs sat.", "dog sat on.", "verb", "syntax"),
     pair("the mat.", "the mat.", "same", "morphology"),
     pair("mats, cats.", "mats cats.", "verb", "syntax"),
+    pair("the mat sat.", "mat the sat.", "order", "syntax/semantics"),
 ]
 
 
@@ -114,16 +115,17 @@ def test_accuracies_are_counted(folder, tmp_path):
                  for n in ("sentence_good", "sentence_bad"))  # fmt: skip
     right = (good > bad).tolist()
     assert not right[3]  # equal sentences
-    counts = {"verb": [0, 2, 4], "order": [1], "same": [3]}
+    counts = {"verb": [0, 2, 4], "order": [1, 5], "same": [3]}
     for name, own in counts.items():
         share = np.mean([right[k] for k in own])
         error = standard_error(share, len(own))
         expected = {"accuracy": share, "standard_error": error, "pairs": len(own)}
         assert found["paradigms"][name] == pytest.approx(expected)
-    assert found["accuracy"] == np.mean(right) and found["pairs"] == 5
+    assert found["accuracy"] == np.mean(right) and found["pairs"] == 6
     assert {name: own["pairs"] for name, own in found["fields"].items()} == {
         "syntax": 4,
         "morphology": 1,
+        "syntax_semantics": 1,
     }
 
 
@@ -153,7 +155,7 @@ def test_the_command(folder, tmp_path):
 
 def test_what_is_no_minimal_pair_or_has_no_head_is_refused(folder, tmp_path):
     bad = written(tmp_path / "bad.jsonl", [*PAIRS, {"sentence": "the cat"}])
-    assert "bad.jsonl:6: no column 'sentence_good'" in refused("evaluate", folder, "--blimp", bad)
+    assert "bad.jsonl:7: no column 'sentence_good'" in refused("evaluate", folder, "--blimp", bad)
     number = written(tmp_path / "number.jsonl", [PAIRS[0] | {"sentence_bad": 3}])
     assert "number.jsonl:1: column 'sentence_bad' holds 3" in refused(
         "evaluate", folder, "--blimp", number

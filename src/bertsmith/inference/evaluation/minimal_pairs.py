@@ -70,6 +70,7 @@ def read_minimal_pairs(path: Path, first: int | None = None) -> MinimalPairs:
         if first is None or seen[paradigm] <= first:
             kept.append(number)
     good, bad, paradigms, fields = ([columns[name][k] for k in kept] for name in COLUMNS)
+    fields = [field.replace("/", "_") for field in fields]  # one of BLiMP's is written both ways
     return MinimalPairs(good, bad, paradigms, fields, digest.hexdigest())
 
 
