@@ -27,9 +27,10 @@ from bertsmith.tasks.vectors import float16_file
 
 COLUMNS = {"pos": 1, "chunk": 2}  # of CoNLL-2003, the word being 0
 SPLITS = "train", "dev", "test"
-# The sum of losses counts C times against half the squared weights; vectors have variance 1. At
-# 0.01 lbfgs ends in some hundred steps, and neither ten times more nor less moved test accuracy.
-STRENGTH, TOLERANCE, STEPS = 0.01, 1e-3, 1000
+# The sum of losses counts C times against half the squared weights; vectors have variance 1. On an
+# eighth of CoNLL-2003 and states of 64 numbers C of 0.001, 0.01 and 0.1 gave 51.0, 55.7, 56.3% of
+# parts of speech.
+STRENGTH, TOLERANCE, STEPS = 0.1, 1e-3, 1000
 
 
 def measure_probe(model: Runner, data: Path) -> dict[str, Any]:
