@@ -3,6 +3,8 @@
 Left out are commands on data that the pages do not make (`ELSEWHERE`); budgets are made small.
 """
 
+import json
+import lzma
 import re
 import shlex
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from bertsmith.cli.main import main
 
 from .experiments.lineage.test_translation import texts as numbers
-from .tiny import bertsmith, write
+from .tiny import bertsmith, write, write_model
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(
@@ -114,6 +116,22 @@ def test_finetuning(capsys):
     assert run_page("how-to/explain.md", capsys) == 2
     assert run_page("how-to/embeddings.md", capsys) == 3
     run_page("reference/formats.md", capsys)
+
+
+def test_measuring(capsys):
+    texts = [f"the {a} and the {b} sat ." for a in ("cat", "dog") for b in ("owl", "fox")]
+    write_model(Path("run"), texts)
+    for name in ("novel", "textbook"):
+        write(Path(f"{name}.txt"), " ".join(texts * 20))
+    pair = {"sentence_good": texts[0], "sentence_bad": texts[1], "UID": "a", "field": "b"}
+    write(Path("blimp.jsonl.xz"), lzma.compress(json.dumps(pair).encode()))
+    for name in ("train", "testa", "testb"):
+        write(Path(f"conll2003/eng.{name}"), ["cat NN I-NP O", "sat VBD I-VP O", ""] * 6)
+    rows = [f"{k % 2}\t1\t2\t{texts[k % 4]}\t{texts[k % 2]}" for k in range(20)]
+    for name in ("train", "test"):
+        header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+        write(Path(f"MRPC/msr_paraphrase_{name}.txt"), [header, *rows])
+    assert run_page("how-to/measure.md", capsys) == 6
 
 
 @pytest.fixture

@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import WordScore as WordScore
     from bertsmith.inference.embeddings.search import search as search
     from bertsmith.inference.embeddings.vectors import quantize as quantize
-    from bertsmith.inference.evaluation import Evaluation as Evaluation
-    from bertsmith.inference.evaluation import evaluate as evaluate
+    from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
+    from bertsmith.inference.evaluation.labelled import evaluate as evaluate
     from bertsmith.inference.export.comparison import ExportReport as ExportReport
     from bertsmith.inference.export.export import export as export
     from bertsmith.inference.features import open_features as open_features
@@ -122,7 +122,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     ),
     "inference.embeddings.search": ("search",),
     "inference.embeddings.vectors": ("quantize",),
-    "inference.evaluation": ("Evaluation", "evaluate"),
+    "inference.evaluation.labelled": ("Evaluation", "evaluate"),
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),
     "inference.features": ("open_features",),

@@ -508,10 +508,10 @@ def test_evaluate_a_model_that_knows_nothing_on_a_token_store(tmp_path, pretrain
     build_store([text], TOKENIZER, store, BuildSettings(held_out=0.25))
 
     zero = random_model(tmp_path / "zero", TOKENIZER, config=CONFIG, std=0.0)
-    metrics = json.loads(bertsmith("evaluate", zero, "--data", store, "--json"))["metrics"]
+    metrics = json.loads(bertsmith("evaluate", zero, "--held-out", store, "--json"))["metrics"]
     assert metrics["mlm_loss"] == pytest.approx(math.log(NUM_PIECES), rel=1e-5)
     assert metrics["nsp_loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert metrics["unigram_entropy"] < math.log(NUM_PIECES)
-    assert "mlm_accuracy" in bertsmith("evaluate", pretrained, "--data", store)
+    assert "mlm_accuracy" in bertsmith("evaluate", pretrained, "--held-out", store)
     piece_tokenizer(" ".join([*TOKENIZER.vocabulary.pieces[5:-1], "sad"])).save(zero)
-    assert "built with tokenizer" in refused("evaluate", zero, "--data", store)
+    assert "built with tokenizer" in refused("evaluate", zero, "--held-out", store)

@@ -31,7 +31,7 @@ def test_what_is_said(made, tmp_path):
     assert out[3].startswith("  bertsmith fill ") and out[4].startswith("  bertsmith finetune ")
     again = cli(*words, "--resume")
     assert again.code == 0 and "losses are in nats" not in again.err
-    figures = bertsmith("evaluate", tmp_path / "run", "--data", made / "store")
+    figures = bertsmith("evaluate", tmp_path / "run", "--held-out", made / "store")
     assert re.search(r"^nsp_accuracy +\d\.\d{4} of 256$", figures, re.M)
     assert "_cases" not in figures
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.experiments.finetuning import finetune
-from bertsmith.inference.evaluation import evaluate
+from bertsmith.inference.evaluation.labelled import evaluate
 from bertsmith.inference.predictor import load
 
 from ..tiny import write, write_model

@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from bertsmith.inference import evaluation as evaluate
+from bertsmith.inference.evaluation import labelled as evaluate
 from bertsmith.tasks.answer_files import read_rows
 from bertsmith.tasks.examples import (
     Examples,

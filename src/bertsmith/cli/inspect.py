@@ -1,4 +1,4 @@
-"""Commands: explain, report, compare, doctor."""
+"""Commands: explain, report, compare, baseline, doctor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bertsmith
-from bertsmith.base.settings import Metavar, Positional
+from bertsmith.base.settings import Hidden, Metavar, Positional
+from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import check_outputs
+from bertsmith.training.finetuning.request import OwnFiles, Request, make_task
 
 
 @dataclass
@@ -227,6 +229,44 @@ def _digits(value: float) -> str:
     ('.4f', '.4g', '.4f')
     """
     return ".4g" if 0 < abs(value) < SMALL else ".4f"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(OwnFiles):
+    """Measure what a task gives without any network: the line to print beside a model's figures.
+
+    Examples:
+      bertsmith baseline mrpc --data glue/MRPC
+      bertsmith baseline classify --data reviews.csv --dev test.csv --text body --label stars
+
+    Pairs of texts: how much they overlap, in 14 numbers; single texts: tf-idf. A linear model
+    learns from the training file and is measured where `bertsmith evaluate` measures a model.
+    """
+
+    task: Annotated[str, Positional, Metavar("TASK")]
+    """A data set such as mrpc; of your own files classify or regress."""
+    data: Path
+    """Training file, or folder with the data set's files."""
+    dev: Path | None = None
+    """Labelled file to measure on; default: the labelled test file of the folder, else dev."""
+    json: bool = False
+    """Print one JSON object: {"metrics": {name: number}, "examples", "train_examples", "task"}."""
+    given: Annotated[tuple[str, ...], Hidden] = ()
+
+
+def run_baseline(settings: Baseline) -> None:
+    from bertsmith.cli.predict import metric_lines
+    from bertsmith.experiments.no_network import measure_no_network
+
+    own = vars(group_values(settings, OwnFiles))
+    given = tuple(name for name in settings.given if name in own)
+    files = {"data": settings.data, "model": "", "out": Path()}
+    task = make_task(Request(task=settings.task, **files, **own, given=given))
+    result = measure_no_network(task, settings.data, settings.dev)
+    if settings.json:
+        print(json.dumps(result, ensure_ascii=False, allow_nan=False))
+    else:
+        print("\n".join(metric_lines(result)))
 
 
 @dataclass

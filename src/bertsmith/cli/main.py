@@ -68,7 +68,8 @@ BLOCKS = {  # of --help: command -> (module of cli, what it is for)
         "lineage evaluate": ("experiments", "measure and compare these, with a report"),
     },
     "measure": {
-        "evaluate": ("predict", "measure a model on labelled data or on held-out text"),
+        "evaluate": ("predict", "measure a model on labelled data, held-out text, BLiMP, a probe"),
+        "baseline": ("inspect", "measure what a task gives without any network"),
         "compare": ("inspect", "tell whether two fine-tuned models differ by more than luck"),
         "report": ("inspect", "write a self-contained HTML report of runs"),
         "features ner": ("features", "tag words over a frozen model with a BiLSTM: Table 7"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import bertsmith
-from bertsmith.base.settings import Metavar, Positional, from_mapping
+from bertsmith.base.settings import Count, Metavar, Positional, from_mapping
 from bertsmith.base.terminal import Progress, of_cases
 from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
@@ -284,52 +284,102 @@ MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Answering):
-    """Measure a fine-tuned model on labelled data, or a pre-trained one on a token store.
+    """Measure a fine-tuned model on labelled data, or what a pre-trained one has learned.
 
     Examples:
       bertsmith evaluate runs/reviews --data test.csv
       bertsmith evaluate runs/mrpc --data glue/MRPC --json
-      bertsmith evaluate runs/books --data stores/books
+      bertsmith evaluate runs/books --held-out novel.txt textbook.txt
+      bertsmith evaluate runs/books --held-out stores/books
+      bertsmith evaluate runs/books --blimp blimp.jsonl.xz --first 200
+      bertsmith evaluate runs/books --probe conll2003
 
-    --data is a file, a folder of the task (its labelled test file, else its dev file), or a token
-    store for a model with pre-training heads (its held-out part is used).
+    One of --data, --held-out, --blimp and --probe says what is measured.
     """
 
     run: Annotated[str, Positional, Metavar("RUN")]
     """Run directory, or another folder or hub name of a model."""
-    data: Path
-    """Labelled file as in training, a folder with one, or a token store."""
+    data: Path | None = None
+    """Labelled file as in training, or a folder of the task: its labelled test file, else dev."""
+    held_out: Annotated[tuple[Path, ...], Metavar("TEXT...|STORE")] = ()
+    """Texts that were not trained on: nats of whole masked words, which compare between
+    vocabularies. Or a token store: its held-out part, as at the end of pre-training."""
+    blimp: Annotated[Path | None, Metavar("FILE")] = None
+    """Minimal pairs, a .jsonl or a folder of them: in how many the better sentence is likelier."""
+    first: Annotated[int | None, Count] = None
+    """--blimp: so many pairs of each paradigm; default: all."""
+    masked: Literal["word", "piece"] | None = None
+    """--blimp: mask with a piece also those behind it in its word, or it alone as in older tables;
+    default: word. A left-to-right model masks nothing."""
+    probe: Annotated[Path | None, Metavar("FOLDER")] = None
+    """CoNLL-2003: how well a linear model reads part of speech and chunk off each frozen layer."""
     text: str | None = None
-    """Column with the text, when it has another name than in training."""
+    """--data: column with the text, when it has another name than in training."""
     text_pair: str | None = None
-    """Column with the second text, for a model of pairs."""
+    """--data: column with the second text, for a model of pairs."""
     label: str | None = None
-    """Column with the label, when it has another name than in training."""
+    """--data: column with the label, when it has another name than in training."""
     skip_unlabelled: bool = False
-    """Leave out the rows that have no label."""
+    """--data: leave out the rows that have no label."""
     precision: Literal["auto", "float32", "bf16", "int8"] = "float32"
     """int8 and, on machines that multiply it, bf16 are quicker and less exact; auto: as `predict`
     chooses."""
     json: bool = False
-    """Print one JSON object: {"metrics": {name: number}, "examples", ...}."""
+    """Print one JSON object: {"metrics": {name: number}, "examples", ...}; of --held-out TEXT
+    {"texts": ...}, of --blimp {"accuracy", "fields", "paradigms", ...}, of --probe {"columns"}."""
+
+
+READ_WITH = {
+    "data": ("text", "text_pair", "label", "skip_unlabelled"),
+    "blimp": ("first", "masked"),
+}
 
 
 def run_evaluate(settings: Evaluate) -> None:
-    from bertsmith.inference.evaluation import evaluate_files
+    asked = [name for name in ("data", "held_out", "blimp", "probe") if getattr(settings, name)]
+    if len(asked) != 1:
+        given = ", ".join(f"`{name}`" for name in asked) or "none of them"
+        raise ValueError(f"give one of `data`, `held_out`, `blimp` and `probe`, not {given}")
+    for wanted, names in READ_WITH.items():
+        for name in names if wanted not in asked else ():
+            if getattr(settings, name):
+                raise ValueError(f"`{name}`: only with `{wanted}`")
+    predictor, paths = settings.load(settings.run), settings.held_out
+    if settings.blimp is not None:
+        from bertsmith.inference.evaluation import minimal_pairs
 
-    predictor = settings.load(settings.run)
-    if (settings.data / "manifest.json").exists():
-        if settings.engine not in ("auto", "pytorch"):
-            raise ValueError(f"--engine {settings.engine}: PyTorch measures on a token store")
-        result = measure_language_model(predictor, settings.data)
-    else:
+        pairs = minimal_pairs.read_minimal_pairs(settings.blimp, settings.first)
+        masked = settings.masked or "word"
+        result = minimal_pairs.measure_minimal_pairs(predictor, pairs, masked)
+        lines = minimal_pairs.describe(result)
+    elif settings.probe is not None:
+        from bertsmith.inference.evaluation import probe
+
+        result = probe.measure_probe(predictor, settings.probe)
+        lines = probe.describe(result)
+    elif settings.data is not None:
+        from bertsmith.inference.evaluation.labelled import evaluate_files
+
         columns = {"text": settings.text, "text_pair": settings.text_pair, "label": settings.label}
         found = evaluate_files(predictor, settings.data, columns, settings.skip_unlabelled)
         result = found.to_dict()
+        lines = metric_lines(result)
+    elif (paths[0] / "manifest.json").exists():
+        if len(paths) > 1:
+            raise ValueError(f"--held-out {paths[1]}: a token store is measured alone")
+        if settings.engine not in ("auto", "pytorch"):
+            raise ValueError(f"--engine {settings.engine}: PyTorch measures on a token store")
+        result = measure_language_model(predictor, paths[0])
+        lines = metric_lines(result)
+    else:
+        from bertsmith.inference.evaluation import held_out
+
+        result = held_out.measure_texts(predictor, paths)
+        lines = held_out.describe(result)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
-        show_metrics(result)
+        print("\n".join(lines))
 
 
 def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
@@ -365,8 +415,8 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     return {"metrics": metrics, "examples": rows}
 
 
-def show_metrics(result: dict[str, Any]) -> None:
-    """Print the metrics, those of every split where there are two, then the confusion matrix."""
+def metric_lines(result: dict[str, Any]) -> Iterator[str]:
+    """The metrics, those of every split where there are two, then the confusion matrix."""
     from bertsmith.reports.finetuning import is_share
 
     notes = result.get("notes", {})
@@ -379,14 +429,14 @@ def show_metrics(result: dict[str, Any]) -> None:
             beside = of_cases(result["examples"], "examples")
         if name in notes:
             beside = f"  ({notes[name]})"
-        print(f"{name:<20} {metrics[name]:.4f}{beside}")
+        yield f"{name:<20} {metrics[name]:.4f}{beside}"
     for split, metrics in result.get("splits", {}).items():
-        print(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
-    print(f"{'examples':<20} {result['examples']:,}")
+        yield f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    yield f"{'examples':<20} {result['examples']:,}"
     labels = result.get("labels", [])
     if "confusion" in result and len(labels) <= MAX_SHOWN:
         width = max(6, *(len(label) for label in labels))
-        print("\nrows: true label, columns: answer")
-        print(" " * width + "".join(f"  {label:>{width}}" for label in labels))
+        yield "\nrows: true label, columns: answer"
+        yield " " * width + "".join(f"  {label:>{width}}" for label in labels)
         for label, counts in zip(labels, result["confusion"], strict=True):
-            print(f"{label:>{width}}" + "".join(f"  {count:>{width},}" for count in counts))
+            yield f"{label:>{width}}" + "".join(f"  {count:>{width},}" for count in counts)

@@ -161,11 +161,8 @@ class MaskFiller:
         """
         if not rows:
             return
-        boundaries = np.cumsum([0, *map(len, rows)])
-        ids = np.concatenate(rows).astype(np.int32)
-        max_length = self.model.config.max_positions
-        features = Features(ids, np.zeros_like(ids), boundaries, None, max_length, 0)
-        places = [own + begin for own, begin in zip(positions, boundaries, strict=False)]
+        features = row_features(self.model, rows)
+        places = [own + begin for own, begin in zip(positions, features.boundaries, strict=False)]
         for number, logits_PV in self.model.piece_logits(features, np.concatenate(places)):
             yield number, log_softmax(logits_PV)
 
@@ -228,7 +225,7 @@ def fill_words(
             found.append(
                 {"words": spelled, "pieces": [[names[k] for k in pieces] for pieces in filling]}
             )
-    scores = pseudo_log_likelihoods(filler, places).reshape(len(found), masks).sum(axis=1)
+    scores = pseudo_log_likelihoods(filler.model, places).reshape(len(found), masks).sum(axis=1)
     for filling, score in zip(found, scores.tolist(), strict=True):
         filling["log_probability"] = score
         filling["score"] = score / sum(map(len, filling["pieces"]))
@@ -272,7 +269,7 @@ def fill_candidates(
         row, (begin,) = filler.row(text, [len(key)])
         row[begin : begin + len(key)] = key
         words.append((row, int(begin), int(begin) + len(key)))
-    log_probabilities = pseudo_log_likelihoods(filler, words)
+    log_probabilities = pseudo_log_likelihoods(filler.model, words)
     scores = log_probabilities / np.diff(encoded.boundaries)
     odds = np.exp(scores - scores.max())
     answers = [
@@ -314,22 +311,32 @@ def _spelled(filler: MaskFiller, pieces: Sequence[int]) -> str:
     return "".join(names[piece].removeprefix("##") for piece in pieces)
 
 
-def pseudo_log_likelihoods(filler: MaskFiller, words: Sequence[Word]) -> np.ndarray:
+def pseudo_log_likelihoods(model: Runner, words: Sequence[Word]) -> np.ndarray:
     """The score of each word, see above; rows that several words ask for are computed once."""
-    mask_id = filler.tokenizer.vocabulary.mask_id
-    rows: dict[tuple[bytes, int], np.ndarray] = {}
-    wanted = defaultdict(list)
+    mask_id = model.tokenizer.vocabulary.mask_id
+    wanted: dict[tuple[bytes, int], list[tuple[int, int]]] = defaultdict(list)
     for number, (row, begin, end) in enumerate(words):
-        for position in range(begin, end):
-            masked = row.copy()
-            masked[position:end] = mask_id
-            key = masked.tobytes(), position
-            rows[key] = masked
-            wanted[key].append((number, int(row[position])))
-    keys = list(rows)
-    scores = np.zeros(len(words))
-    positions = [np.array([position]) for _, position in keys]
-    for k, log_probabilities_1V in filler.log_probabilities([*rows.values()], positions):
-        numbers, pieces = zip(*wanted[keys[k]], strict=True)
-        scores[list(numbers)] += log_probabilities_1V[0, list(pieces)]
-    return scores
+        masked = row.astype(np.int32)
+        for position in range(end - 1, begin - 1, -1):
+            masked[position] = mask_id
+            wanted[masked.tobytes(), position].append((number, int(row[position])))
+    rows, positions = zip(*wanted, strict=True)
+    features = row_features(model, [np.frombuffer(row, np.int32) for row in rows])
+    counts = np.array([len(asked) for asked in wanted.values()])
+    asked = np.array([pair for pairs in wanted.values() for pair in pairs])
+    places = features.boundaries[:-1] + positions
+    found = model.piece_log_probabilities(features, places, asked[:, 1], counts)
+    return np.bincount(asked[:, 0], found, minlength=len(words))
+
+
+def row_features(model: Runner, rows: Sequence[np.ndarray]) -> Features:
+    """Rows of ids, each as it is.
+
+    Errors: ValueError for one longer than the model's positions.
+    """
+    boundaries = np.cumsum([0, *map(len, rows)])
+    ids = np.concatenate(rows).astype(np.int32)
+    positions = model.config.max_positions
+    features = Features(ids, np.zeros_like(ids), boundaries, None, positions, 0)
+    features.check_lengths(positions)
+    return features

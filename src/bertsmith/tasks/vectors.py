@@ -62,6 +62,20 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return scores
 
 
+def picked_log_probabilities(
+    scores: np.ndarray, labels: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The log-probabilities of some columns of each row of scores [N, K], which are overwritten.
+
+    Row n is asked for the next counts[n] of the `labels`.
+
+    >>> scores = np.log(np.array([[1.0, 3.0], [2.0, 2.0]]))
+    >>> np.exp(picked_log_probabilities(scores, np.array([1, 0, 0]), np.array([2, 1])))
+    array([0.75, 0.25, 0.5 ])
+    """
+    return log_softmax(scores)[np.repeat(np.arange(len(counts)), counts), labels]
+
+
 def unit_length(vectors: np.ndarray) -> np.ndarray:
     """Divide vectors [N, H] by their lengths; those of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -28,7 +28,7 @@ from bertsmith.experiments.lineage.elmo_text import (
     WindowStream,
     is_held_out,
 )
-from bertsmith.inference.evaluation import evaluate
+from bertsmith.inference.evaluation.labelled import evaluate
 from bertsmith.inference.predictor import load
 from bertsmith.model.config import elmo_config
 from bertsmith.model.elmo import ElmoLM

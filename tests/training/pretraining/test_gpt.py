@@ -35,7 +35,7 @@ def test_from_text_to_answers(tmp_path):
     model, tokenizer = load_model(run, PreTrainingModel).model.eval(), load_tokenizer(run)
 
     # what was measured is the mean loss of rows of text alone
-    measured = json.loads(bertsmith("evaluate", run, "--data", store, "--json"))["metrics"]
+    measured = json.loads(bertsmith("evaluate", run, "--held-out", store, "--json"))["metrics"]
     assert measured["ltr_loss"] < measured["unigram_entropy"] - 0.5
     ids = torch.from_numpy(tokenizer.encode_batch([texts[0][0]]).ids[None].astype(np.int64))
     positions = torch.arange(ids.shape[1])[None]

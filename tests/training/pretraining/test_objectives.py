@@ -245,9 +245,11 @@ def test_a_killed_run_of_two_directions_goes_on_bit_for_bit(train, tmp_path, mon
 
 def test_two_directions_are_measured_again_also_without_a_record(train, store_folder, tmp_path):
     result = train(objective="ltr+rtl", steps=1, max_length=128, eval_rows=512)
-    measured = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    measured = json.loads(
+        bertsmith("evaluate", result.folder, "--held-out", store_folder, "--json")
+    )
     (result.folder / "run.json").rename(tmp_path / "run.json")
-    again = json.loads(bertsmith("evaluate", result.folder, "--data", store_folder, "--json"))
+    again = json.loads(bertsmith("evaluate", result.folder, "--held-out", store_folder, "--json"))
     for found in (measured, again):
         assert found["metrics"] == pytest.approx(result.eval_metrics, rel=1e-5)
     assert "left-to-right model" in refused("fill", "a [MASK]", "--model", result.folder)

@@ -24,7 +24,7 @@ from bertsmith.checkpoints.stored import weight_files
 from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
-from bertsmith.tasks.vectors import Pool, pooled
+from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
 from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
@@ -224,6 +224,18 @@ class ExportedModel:
             for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
                 own = places[edges[row] : edges[row + 1]] - features.boundaries[row + 1] + end
                 yield row, logits[own]
+
+    def piece_log_probabilities(
+        self, features: Features, places: np.ndarray, labels: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        edges = np.searchsorted(places, features.boundaries)
+        firsts = np.concatenate([[0], np.cumsum(counts)])
+        result = np.empty(len(labels), np.float32)
+        for row, logits in self.piece_logits(features, places):
+            own = slice(*firsts[edges[row : row + 2]])
+            asked = counts[edges[row] : edges[row + 1]]
+            result[own] = picked_log_probabilities(logits, labels[own], asked)
+        return result
 
     def _batches(
         self, features: Features, on_batch: OnBatch = None

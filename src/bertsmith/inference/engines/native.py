@@ -34,7 +34,7 @@ from bertsmith.model.kernels.unpadded_encoder import (
 )
 from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.vectors import Pool, pooled
+from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 LARGEST = np.float32(127)
@@ -254,23 +254,39 @@ class NativeModel:
 
         `places` int64 are tokens, of all rows, in rising order.
         """
-        edges = np.searchsorted(places, features.boundaries)
+        edges, row = np.searchsorted(places, features.boundaries), 0
 
         def compute(model: NativeModel, part: slice) -> np.ndarray:
-            reads = edges[part.start : part.stop + 1]
-            own = places[reads[0] : reads[-1]] - features.boundaries[part.start]
-            return self._piece_logits(
-                model.states(row_range(features, part), own, reads - reads[0])
-            )
+            return model._piece_logits(features, part, places, edges)
 
-        row = 0
         for count, scores in self.map_ranges(features, compute):
             inside = edges[row + 1 : row + count] - edges[row]
             yield from enumerate(np.split(scores, inside), start=row)
             row += count
 
-    def _piece_logits(self, states: np.ndarray) -> np.ndarray:
+    def piece_log_probabilities(
+        self, features: Features, places: np.ndarray, labels: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        """The masked-LM head's log-probabilities of `labels`, float32, see `Runner`."""
+        edges = np.searchsorted(places, features.boundaries)
+        firsts = np.cumsum(counts) - counts
+
+        def compute(model: NativeModel, part: slice) -> np.ndarray:
+            scores = model._piece_logits(features, part, places, edges)
+            own = counts[edges[part.start] : edges[part.stop]]
+            first = firsts[edges[part.start]] if len(own) else 0
+            return picked_log_probabilities(scores, labels[first : first + own.sum()], own)
+
+        return np.concatenate([found for _, found in self.map_ranges(features, compute)])
+
+    def _piece_logits(
+        self, features: Features, part: slice, places: np.ndarray, edges: np.ndarray
+    ) -> np.ndarray:
+        """[P, V] at the places of some rows; those of row r are places[edges[r]:edges[r + 1]]."""
         assert self.masked_lm is not None
+        reads = edges[part.start : part.stop + 1]
+        own = places[reads[0] : reads[-1]] - features.boundaries[part.start]
+        states = self.states(row_range(features, part), own, reads - reads[0])
         x = self.head("mlm.dense", states, self.gelu)
         for line in x:
             normalize(line, self.masked_lm.norm, np.float32(self.config.layer_norm_eps))

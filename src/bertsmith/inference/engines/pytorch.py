@@ -19,6 +19,7 @@ from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.model.directions import encoders
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
+from bertsmith.text.tokenizer.rows import concatenated_ranges
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import head_outputs, sentence_vectors, states_at
 from bertsmith.training.replicas import computed, row_batches
@@ -68,23 +69,47 @@ class TorchModel:
     def piece_logits(
         self, features: Features, places: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        engine, pad_id = self.engine, self.model.config.pad_id
         edges = np.searchsorted(places, features.boundaries)
-        counts = np.diff(edges)
 
-        def logits_of(rows: np.ndarray) -> np.ndarray:
-            wanted = np.zeros((len(rows), counts[rows].max()), np.int64)
-            for place, row in enumerate(rows):
-                own = places[edges[row] : edges[row + 1]] - features.boundaries[row]
-                wanted[place, : len(own)] = own
-            batch = map(engine.tensor, features.padded(rows, pad_id))
-            logits = self.model(*batch, engine.tensor(wanted)).mlm_logits
-            return logits.float().unflatten(0, wanted.shape).cpu().numpy()
+        def logits_of(rows: np.ndarray) -> list[np.ndarray]:
+            logits_NV = self._piece_logits(features, rows, places, edges).cpu().numpy()
+            return np.split(logits_NV, np.cumsum(np.diff(edges)[rows])[:-1])
 
-        batches = row_batches(engine, features.lengths, MASKED_TOKENS)
-        for rows, logits_BPV in zip(batches, computed(engine, logits_of, batches), strict=True):
-            for place, row in enumerate(rows.tolist()):
-                yield row, logits_BPV[place, : counts[row]]
+        batches = row_batches(self.engine, features.lengths, MASKED_TOKENS)
+        for rows, found in zip(batches, computed(self.engine, logits_of, batches), strict=True):
+            yield from zip(rows.tolist(), found, strict=True)
+
+    def piece_log_probabilities(
+        self, features: Features, places: np.ndarray, labels: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        edges, firsts = np.searchsorted(places, features.boundaries), np.cumsum(counts) - counts
+        result = np.empty(len(labels), np.float32)
+
+        def compute(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            own = concatenated_ranges(edges[rows], np.diff(edges)[rows])
+            taken = concatenated_ranges(firsts[own], counts[own])
+            line = self.engine.tensor(np.repeat(np.arange(len(own)), counts[own]))
+            logits_NV = self._piece_logits(features, rows, places, edges)
+            picked = logits_NV[line, self.engine.tensor(labels[taken])]
+            return taken, (picked - logits_NV.logsumexp(dim=1)[line]).cpu().numpy()
+
+        batches = row_batches(self.engine, features.lengths, MASKED_TOKENS)
+        for taken, found in computed(self.engine, compute, batches):
+            result[taken] = found
+        return result
+
+    def _piece_logits(
+        self, features: Features, rows: np.ndarray, places: np.ndarray, edges: np.ndarray
+    ) -> Tensor:
+        """[N, V] at the places of some rows; those of row r are places[edges[r]:edges[r + 1]]."""
+        counts = np.diff(edges)[rows]
+        is_asked = np.arange(counts.max()) < counts[:, None]
+        wanted = np.zeros(is_asked.shape, np.int64)
+        own = places[concatenated_ranges(edges[rows], counts)]
+        wanted[is_asked] = own - np.repeat(features.boundaries[rows], counts)
+        batch = *features.padded(rows, self.model.config.pad_id), wanted
+        picks = np.flatnonzero(is_asked)
+        return self.model(*map(self.engine.tensor, (*batch, picks))).mlm_logits.float()
 
     def gradient_times_input(self, row: Features, weights: np.ndarray) -> np.ndarray:
         """What the first layer reads of each token, times the gradient there of outputs @ weights

@@ -34,7 +34,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType
 if TYPE_CHECKING:
     from bertsmith.inference.engines.pytorch import TorchModel
 
-    EngineModel = NativeModel | TorchModel | ExportedModel  # of the same four methods
+    EngineModel = NativeModel | TorchModel | ExportedModel  # of the same five methods
 
 ENCODER, LANGUAGE_MODEL = "BareModel", "PreTrainingModel"
 # Task type -> the method that answers as it was trained, if it has another name.
@@ -103,6 +103,17 @@ class Runner:
         """(A row's number, the masked-LM head's outputs float32 [P, V] at its places) for all rows
         in any order; see `NativeModel`."""
         return self.model(LANGUAGE_MODEL).piece_logits(features, places)
+
+    def piece_log_probabilities(
+        self, features: Features, places: np.ndarray, labels: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        """The log-probabilities of `labels` int64 [N] where the model reads `places`, float32 [N].
+
+        `places` int64 [P] are tokens in rising order; place k is asked for the next counts[k] of
+        the labels. A left-to-right model's are those of the token behind the place.
+        """
+        model = self.model(LANGUAGE_MODEL)
+        return model.piece_log_probabilities(features, places, labels, counts)
 
     def model(
         self,

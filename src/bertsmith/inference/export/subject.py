@@ -25,7 +25,7 @@ from bertsmith.inference.engines.exported import (
     feeds,
 )
 from bertsmith.inference.engines.runner import ENCODER, LANGUAGE_MODEL
-from bertsmith.inference.evaluation import find_evaluation_files
+from bertsmith.inference.evaluation.labelled import find_evaluation_files
 from bertsmith.inference.model_task import read_model_task, read_run
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts

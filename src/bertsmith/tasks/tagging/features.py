@@ -79,7 +79,7 @@ def featurize_sentences(
         raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
     room = max_length - 2
     tokens_per_window = min(encoding.tokens_per_window, room // 2)
-    pieces, num_truncated = _encode_words(tokenizer, sentences.words, room)
+    pieces, num_truncated = encode_words(tokenizer, sentences.words, room)
     if not encoding.document_context:
         limits, tokens_per_window = sentences.boundaries, 0
     else:
@@ -112,7 +112,7 @@ def featurize_sentences(
     )
 
 
-def _encode_words(tokenizer: Tokenizer, words: list[str], room: int) -> tuple[Encoded, int]:
+def encode_words(tokenizer: Tokenizer, words: list[str], room: int) -> tuple[Encoded, int]:
     """The pieces of each word, at least one and at most `room`, and how many words have more."""
     encoded = tokenizer.encode_words(words)
     lengths = np.diff(encoded.boundaries)
