@@ -344,7 +344,7 @@ def run_evaluate(settings: Evaluate) -> None:
         for name in names if wanted not in asked else ():
             if getattr(settings, name):
                 raise ValueError(f"`{name}`: only with `{wanted}`")
-    predictor, paths = settings.load(settings.run), settings.held_out
+    predictor, paths = settings.load(settings.run), [*settings.held_out]
     if settings.blimp is not None:
         from bertsmith.inference.evaluation import minimal_pairs
 

@@ -105,10 +105,9 @@ def overlap_features(*data: Examples) -> list[np.ndarray]:
     found: list[list[np.ndarray]] = [[] for _ in data]
     for unit in UNITS:
         # a vocabulary would not know what train lacks, such as most names
-        reader = HashingVectorizer(
-            token_pattern=WORD, binary=True, norm=None, alternate_sign=False, **unit
-        )
-        units = [[reader.transform(texts) for texts in (own.texts, own.pairs)] for own in data]
+        given: dict[str, Any] = {"token_pattern": WORD, "norm": None, **unit}
+        reader = HashingVectorizer(binary=True, alternate_sign=False, **given)
+        units: Any = [[reader.transform(texts) for texts in (own.texts, own.pairs)] for own in data]
         for columns, (first, second) in zip(found, units, strict=True):
             columns += _shares(first, second)
         if unit is UNITS[0]:

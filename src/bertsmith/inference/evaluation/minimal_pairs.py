@@ -148,16 +148,16 @@ def sentence_scores(
         numbers = np.repeat(np.arange(len(rows)), np.diff(features.boundaries) - 1)
         return np.bincount(numbers, found, minlength=len(rows)), len(rows)
     words: list[Word] = []
-    numbers: list[int] = []
+    owners: list[int] = []
     for number in range(len(sentences)):
         own = encoded[number]
         row = np.concatenate([[vocabulary.cls_id], own.ids, [vocabulary.sep_id]])
-        groups = own.word_ids if masked == "word" else np.arange(len(own.ids))
+        groups = np.arange(len(own.ids)) if masked == "piece" else np.asarray(own.word_ids)
         edges = 1 + np.flatnonzero(np.diff(groups, prepend=-1, append=-1))
         words += [(row, begin, end) for begin, end in pairwise(edges.tolist())]
-        numbers += [number] * (len(edges) - 1)
+        owners += [number] * (len(edges) - 1)
     scores = pseudo_log_likelihoods(model, words)
-    return np.bincount(numbers, scores, minlength=len(sentences)), len(encoded.ids)
+    return np.bincount(owners, scores, minlength=len(sentences)), len(encoded.ids)
 
 
 def describe(result: dict[str, Any]) -> Iterator[str]:

@@ -70,7 +70,7 @@ def measure_probe(model: Runner, data: Path) -> dict[str, Any]:
                     probe = LogisticRegression(C=STRENGTH, tol=TOLERANCE, max_iter=STEPS)
                     probe.fit(read["train"], own["train"])
                     right = {
-                        split: float((probe.predict(read[split]) == own[split]).mean())
+                        split: float(np.mean(probe.predict(read[split]) == own[split]))
                         for split in ("dev", "test")
                     }
                     if right["dev"] > max(found["dev"], default=-1.0):
