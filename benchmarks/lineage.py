@@ -11,8 +11,8 @@ Every system (benchmarks/lineage_systems.py) is a process of its own, which wait
 trains; a turn is whole steps for about `--seconds`: the batch, both passes, clipping, optimizer.
 Rates are target tokens a second, padding not counted. Nobody measures on dev meanwhile.
 
-    bertsmith              `bertsmith lineage rnn`, `attention`, `transformer` with their defaults:
-                           a replica a core, batches by tokens, label smoothing
+    bertsmith              `bertsmith lineage rnn`, `attention`, `transformer` with their defaults,
+                           but for batches of 2,048 tokens: a replica a core, label smoothing
     tutorials' loop        after what bentrevett/pytorch-seq2seq describes: a Python step for every
                            target token, 128 sentences as they come, Adam, float32; of our sizes.
                            All tokens are given (there half are the model's own, which is slower)

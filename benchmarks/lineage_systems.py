@@ -45,6 +45,7 @@ from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import use_one_thread
 
 SENTENCES, RATE, CLIP, IGNORED = 128, 5e-4, 1.0, -100  # of the peers
+BATCH_TOKENS = 2048  # some 128 sentences of Multi30k
 LAYER_INPUTS, LAYER_ROWS, LAYER_STEPS = 256, 64, 14
 
 
@@ -71,8 +72,9 @@ def read_rows(folder: Path) -> PairRows:
 
 
 def settings_of(system: str, folder: Path) -> Any:
-    """The defaults of `bertsmith lineage SYSTEM`."""
-    return SYSTEMS[system](data=folder, source="", target="", out=folder, minutes=30)
+    """The defaults of `bertsmith lineage SYSTEM`, but for batches as large as the peers'."""
+    where = {"data": folder, "source": "", "target": "", "out": folder}
+    return SYSTEMS[system](**where, minutes=30, batch_tokens=BATCH_TOKENS)
 
 
 def ours(system: str, folder: Path) -> System:

@@ -104,7 +104,7 @@ def test_a_model_learns_to_copy(name):
     torch.manual_seed(1)
     model = build(SHAPES[name])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(40):
+    for _ in range(60):
         words = torch.randint(4, 15, (16, 3))
         source = nn.functional.pad(words, (0, 1), value=3)
         target = nn.functional.pad(words[:, :-1], (1, 0), value=2)

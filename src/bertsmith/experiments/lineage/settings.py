@@ -76,11 +76,14 @@ class TranslationOptimization(Optimization):
     """Budget in target pieces."""
     minutes: float | None = None
     """Budget in minutes of this machine."""
-    batch_tokens: Annotated[int, Count] = 4096
-    """Target pieces of a batch, with padding."""
-    learning_rate: Annotated[float, Positive, Alias("--lr")] = 1e-3  # pyright: ignore
+    batch_tokens: Annotated[int, Count] = 640
+    """Target pieces of a batch, with padding. Small batches learn most in a short time; a GPU and
+    much data want more of them."""
+    learning_rate: Annotated[float, Positive, Alias("--lr")] = 2e-3  # pyright: ignore
     """Peak learning rate."""
-    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "inverse-sqrt"
+    warmup_ratio: Annotated[float, Fraction] = 0.03
+    """Share of the steps in which the rate rises."""
+    schedule: Literal["inverse-sqrt", "linear", "cosine", "constant"] = "linear"
     """How the rate goes on from the peak: with the root of the progress, to 0 in a line or along a
     cosine, or not at all."""
     weight_decay: Annotated[float, NotNegative] = 0.0
@@ -128,7 +131,7 @@ class RecurrentShape:
     reset: Literal["before", "after"] = "before"
     """A GRU's reset gate comes before the product with the state, as in the papers, or after it, as
     in PyTorch."""
-    dropout: Annotated[float, Fraction] = 0.3
+    dropout: Annotated[float, Fraction] = 0.2
     """Dropout on embeddings, between layers and before the output."""
 
 
@@ -151,7 +154,7 @@ class RNNShape(RecurrentShape):
 class AttentionShape(RecurrentShape):
     """The network of Bahdanau et al. 2015 (attention.py)."""
 
-    hidden_size: Annotated[int, Count] = 256
+    hidden_size: Annotated[int, Count] = 384
     """Numbers of a state, of the decoder and of each direction of the encoder."""
 
 
@@ -161,18 +164,18 @@ class TransformerShape:
 
     title = "network"
 
-    hidden_size: Annotated[int, Count] = 128
+    hidden_size: Annotated[int, Count] = 256
     """Numbers of a position."""
-    num_layers: Annotated[int, Count] = 4
+    num_layers: Annotated[int, Count] = 3
     """Layers of the encoder, and as many of the decoder; the paper has 6."""
     num_heads: Annotated[int, Count] = 4
     """Attention heads."""
-    intermediate_size: Annotated[int, Count] = 256
+    intermediate_size: Annotated[int, Count] = 512
     """Numbers inside a feed-forward layer."""
     layer_norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, as the authors' tensor2tensor has it, or behind its residual,
     as the paper has it: that needs more steps until the decoder reads the source."""
-    dropout: Annotated[float, Fraction] = 0.3
+    dropout: Annotated[float, Fraction] = 0.1
     """Dropout on embeddings and each sublayer's output."""
     attention_dropout: Annotated[float, Fraction] = 0.1
     """Dropout on attention probabilities."""
@@ -191,6 +194,9 @@ class AttentionSettings(AttentionShape, TranslationSettings):
 @dataclass(frozen=True, kw_only=True)
 class TransformerSettings(TransformerShape, TranslationSettings):
     system = "transformer"
+
+    learning_rate: Annotated[float, Positive, Alias("--lr")] = 1.5e-3  # pyright: ignore
+    """Peak learning rate."""
 
 
 SYSTEMS: dict[str, type[TranslationSettings]] = {
