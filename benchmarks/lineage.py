@@ -87,7 +87,7 @@ def made_up(count: int = 20_000) -> Pairs:
 def prepare(data: tuple[Path, str, str] | None, folder: Path) -> dict[str, Any]:
     """Write the pieces and the vocabulary for the systems; how much there is."""
     if data:
-        pairs = read_splits(*data).train
+        pairs = read_splits(*data, needed=["train"])["train"]
         languages = Languages.train(pairs, PIECES)
     else:
         pairs = made_up()

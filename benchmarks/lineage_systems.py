@@ -153,7 +153,8 @@ class TorchTransformer(nn.Module):
         super().__init__()
         size, layers = shape.hidden_size, shape.num_layers
         sizes = size, shape.num_heads, layers, layers, shape.intermediate_size, shape.dropout
-        self.layers = nn.Transformer(*sizes, batch_first=True)
+        is_first = shape.layer_norm == "pre"
+        self.layers = nn.Transformer(*sizes, batch_first=True, norm_first=is_first)
         self.table = nn.Embedding(pieces, size)
         nn.init.normal_(self.table.weight, 0.0, size**-0.5)
         self.dropout = nn.Dropout(shape.dropout)

@@ -44,7 +44,7 @@ def test_a_store_built_with_another_vocabulary(made, refuse, tmp_path):
     pretrain += ("--steps", 2, "--max-length", 16)
     refuse(*pretrain, says=(made / "run", "vocabulary", "`bertsmith corpus"))
     refuse(*pretrain, "--size", "2x64", says=("size: fixed by --model", "leave it"))
-    refuse("evaluate", made / "run", "--data", store, says=(store, "--vocab"))
+    refuse("evaluate", made / "run", "--held-out", store, says=(store, "--vocab"))
     mixed = shutil.copytree(made / "store", tmp_path / "mixed")
     shutil.copytree(other, mixed, dirs_exist_ok=True)
     says = (mixed / "vocab.txt", "the manifest says", "`bertsmith corpus")

@@ -52,6 +52,19 @@ title = "Left to right"
 pretrain = {{ objective = "ltr" }}
 columns = ["perplexity", "sst2"]
 
+[[variants]]
+name = "again"
+title = "Masked, again"
+pretrain = {{ objective = "mlm", mlm_probability = 0.15 }}
+columns = ["sst2"]
+
+[[variants]]
+name = "elmo"
+title = "ELMo"
+system = "elmo"
+sizes = {{ nano = "16x32" }}
+columns = ["sst2"]
+
 [[claims]]
 better = "mlm"
 worse = "ltr"
@@ -95,27 +108,33 @@ def made(out):
 
 
 ALL = sorted(
-    ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "features-ner"]
-    + ["finetune-mlm-sst2-1", "finetune-mlm-ner-1", "finetune-ltr-sst2-1"]
+    ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "pretrain-elmo-16x32", "features-ner"]
+    + [f"finetune-{row}-1" for row in ("mlm-4x64-sst2", "mlm-4x64-ner", "ltr-4x64-sst2")]
+    + ["finetune-elmo-16x32-sst2-1"]
 )
 
 
 def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkeypatch):
-    out, calls = tmp_path / "out", []
-    finish = Cell._compute
+    """Stopped once in every cell, between the end of its run and the mark that it is done."""
+    out, stops, done = tmp_path / "out", [], []
+    write_mark = cells_file.write_json
 
-    def counted(cell, folder):
-        calls.append(cell.name)
-        if len(calls) in (2, 5):  # each time in another kind of cell
+    def stopped_once(path, value):
+        cell = path.parent.name.rpartition("-")[0]
+        if cell not in stops:
+            stops.append(cell)
             raise KeyboardInterrupt
-        finish(cell, folder)
+        done.append(cell)
+        write_mark(path, value)
 
-    monkeypatch.setattr(Cell, "_compute", counted)
-    assert [cli(*command(files, out)).code for _ in range(2)] == [130, 130]
+    monkeypatch.setattr(cells_file, "write_json", stopped_once)
+    assert {cli(*command(files, out)).code for _ in ALL} == {130}
     assert not (out / "toy.md").exists()
     ran = cli(*command(files, out))
     assert ran.code == 0, ran.err
-    assert made(out) == ALL and len(calls) == len(ALL) + 2  # those that were stopped, again
+    assert made(out) == sorted(done) == sorted(stops) == ALL
+    for result in out.glob("cells/finetune-*/seeds/1/log.jsonl"):
+        assert result.read_text().count('"event": "evaluate"') == 1  # trained once
     assert (out / "toy.md").read_text() in ran.out
 
     page, result = (out / "toy.html").read_text(), read_json(out / "toy.json")
@@ -123,29 +142,32 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
         assert words in ran.out and words in page
     assert result["claims"][0]["words"]["sst2"].startswith("not sure")  # of one seed
     assert "of one pre-training each" in result["claims"][0]["words"]["perplexity"]
-    mlm = result["rows"]["mlm"]["figures"]
+    mlm, again = (result["rows"][name]["figures"] for name in ("mlm", "again"))
+    assert again["sst2"]["seeds"] == mlm["sst2"]["seeds"]  # equal settings are one cell
     assert mlm["ner features"]["seeds"].keys() == {"1"} and "parameters" in mlm["sst2"]
 
     # the same is the same; other seeds are other cells, and what they share stays
-    assert cli(*command(files, out)).out == ran.out and len(calls) == len(ALL) + 2
+    assert cli(*command(files, out)).out == ran.out and len(done) == len(ALL)
+    monkeypatch.setattr(cells_file, "write_json", write_mark)
     assert cli(*command(files, out, "--seeds", 2, "--tasks", "sst2")).code == 0
-    assert [name.rpartition("-")[0] for name in calls[len(ALL) + 2 :]] == [
-        "finetune-mlm-sst2-2",
-        "finetune-ltr-sst2-2",
-    ]
+    rows = ("mlm-4x64", "ltr-4x64", "elmo-16x32")
+    assert sorted({*made(out)} - {*ALL}) == sorted(f"finetune-{row}-sst2-2" for row in rows)
     dry = cli(*command(files, out, "--seeds", 3, "--tasks", "sst2", "--dry-run"))
-    assert "2 of 6 finetune cells left" in dry.out and "0 of 2 pretrain cells" in dry.out
+    assert "3 of 9 finetune cells left" in dry.out and "0 of 3 pretrain cells" in dry.out
 
 
 def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
     out = tmp_path / "out"
-    curve = toy(files, "curve", more="points = [0.5, 1.0]").read_text()
+    curve = (
+        toy(files, "curve", more="points = [0.5, 1.0]").read_text().replace('"perplexity", ', "")
+    )
+    curve = curve[: curve.index('[[variants]]\nname = "elmo"')] + curve[curve.index("[[claims]]") :]
     curve = curve.replace('better = "mlm"', 'better = "mlm@1"')
     curve = curve.replace('worse = "ltr"', 'worse = "mlm@0.5"')
     toml = write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
     ran = cli(*command(files, out, "--tasks", "sst2", toml=toml))
     assert ran.code == 0, ran.err
-    assert "pretrain-mlm-4x64" in made(out) and "finetune-mlm@0.5-sst2-1" in made(out)
+    assert "pretrain-mlm-4x64" in made(out) and "finetune-mlm-4x64-step3-sst2-1" in made(out)
     assert "Over the pre-training" in (out / "curve.html").read_text()
     curves = read_json(out / "curve.json")["curves"]
     assert [at for at, _ in curves["Masked"]] == [0.5, 1.0]

@@ -132,7 +132,8 @@ def build_store(
             inputs,
             settings.text_column,
             excluded,
-            first=(piece, number),
+            BATCH,
+            (piece, number),
             workers=1 if uses_ray else workers or usable_cores(),
         )
         if documents is not None:

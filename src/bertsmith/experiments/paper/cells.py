@@ -17,8 +17,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Cell:
 
     kind: str
     label: str
-    """For people: the key tells cells apart."""
+    """For people; of nothing but what is in the key."""
     made_of: Mapping[str, Any]
     """Plain values that decide the result."""
     make: Callable[[Path], None]
@@ -81,7 +82,7 @@ class Cell:
             return None
         done = read_json_object(folder / CELL_FILE)
         for name, written in done["files"].items():
-            if not (folder / name).exists() or digest(folder / name) != written:
+            if not (folder / name).exists() or _digest(folder / name) != written:
                 raise ValueError(
                     f"{folder / name} is not as it was written: remove {folder}, and this cell is "
                     "computed again"
@@ -95,12 +96,13 @@ class Cell:
         """
         folder = self.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with locked_file(folder / LOCK_FILE, "cell", "held"):
-                if self.seconds(root) is None:
-                    self._compute(folder)
-        except ValueError as error:
-            raise (Held(self.name) if str(error) == "held" else error) from error
+        with ExitStack() as until_end:
+            try:
+                until_end.enter_context(locked_file(folder / LOCK_FILE, "cell", self.name))
+            except ValueError as error:
+                raise Held(self.name) from error
+            if self.seconds(root) is None:
+                self._compute(folder)
 
     def _compute(self, folder: Path) -> None:
         started = time.monotonic()
@@ -109,6 +111,17 @@ class Cell:
         files = {name: digest(folder / name) for name in self.kept}
         facts = {"made_of": self.made_of, "inputs": [cell.name for cell in self.inputs]}
         write_json(folder / CELL_FILE, {"seconds": seconds, "files": files, **facts})
+
+
+def _digest(path: Path) -> str:
+    """The digest of a file, which is read once a process unless it changes."""
+    found = path.stat()
+    return _digest_of(path, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _digest_of(path: Path, changed: int, size: int) -> str:
+    return digest(path)
 
 
 def needed(cells: Iterable[Cell]) -> list[Cell]:

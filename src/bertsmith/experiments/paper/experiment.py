@@ -137,6 +137,8 @@ class Experiment:
     scale: Scale
 
     def __post_init__(self) -> None:
+        if self.points and PERPLEXITY in self.columns:
+            raise ValueError("columns: perplexity is that of the end: leave `points` out")
         names = {variant.name for variant in self.variants}
         if len(names) < len(self.variants):
             raise ValueError("two variants have one name")
@@ -188,7 +190,7 @@ def read_experiment(name: str, scale: str) -> Experiment:
     own = {one: values.pop(one, {}) for one in SCALES}
     values["scale"] = overridden(_read(TABLES / "scales.toml")[scale], own[scale])
     if points := values.get("points"):
-        both = [(variant, point) for variant in values["variants"] for point in points]
+        both = [(variant, point) for variant in values.get("variants", ()) for point in points]
         values["variants"] = [_at(variant, point) for variant, point in both]
     return from_mapping(Experiment, values, str(path))
 
@@ -198,7 +200,7 @@ def _at(variant: Mapping[str, Any], point: float) -> dict[str, Any]:
     end = f"@{point:g}"
     known = variant.get("paper", {}).items()
     paper = {column.removesuffix(end): value for column, value in known if column.endswith(end)}
-    own = {"name": variant["name"] + end, "title": f"{variant['title']}, {point:.0%}"}
+    own = {"name": f"{variant.get('name')}{end}", "title": f"{variant.get('title')}, {point:.0%}"}
     return {**variant, **own, "at": point, "paper": paper}
 
 

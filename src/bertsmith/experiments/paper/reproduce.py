@@ -50,7 +50,7 @@ def reproduce(settings: ReproduceSettings) -> list[Path]:
         compute(cells_of(experiment, work), work.root)
         result = result_of(experiment, work) | {
             "about": experiment.about,
-            "columns": columns_of(experiment, work),
+            "columns": experiment.columns,
             "settings": to_mapping(settings),
         }
         result["curves"] = curves(experiment, result["rows"])
@@ -63,32 +63,56 @@ def reproduce(settings: ReproduceSettings) -> list[Path]:
 
 def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
     """The experiments that were asked for, by the name of their pages."""
-    names = [name for name in experiment_names() if name != LINEAGE]
-    asked = names if settings.experiments == (ALL,) else settings.experiments
-    return {Path(name).stem: plan_of(name, settings) for name in asked}
+    if settings.experiments != (ALL,):
+        return {Path(name).stem: plan_of(name, settings) for name in settings.experiments}
+    plans = {}
+    for name in experiment_names():
+        if name != LINEAGE:
+            try:
+                plans[name] = plan_of(name, settings)
+            except NothingToMeasure as reason:
+                print(f"{name}: left out: {reason}", file=sys.stderr)
+    if not plans:
+        raise ValueError(f"{settings.data}: no folder of any task")
+    return plans
+
+
+class NothingToMeasure(ValueError):
+    """No column of an experiment is left."""
 
 
 def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
     """An experiment, with the user's models as rows of it, and what makes its cells."""
     experiment = read_experiment(name, settings.scale)
+    rows = tuple(dict.fromkeys(one.features for one in experiment.variants))
     if settings.seeds:
         experiment = replace(experiment, scale=replace(experiment.scale, seeds=settings.seeds))
-    for only in (settings.tasks, settings.variants):
-        known = [*experiment.columns] if only is settings.tasks else _names(experiment)
-        for one in only:
-            if one not in known:
-                raise ValueError(f"{name}: unknown '{one}': {nearest(one, known)}")
-    if settings.variants:
-        kept = tuple(one for one in experiment.variants if one.name in settings.variants)
-        claims = tuple(
-            one
-            for one in experiment.claims
-            if {one.better, one.worse} <= {variant.name for variant in kept}
-        )
-        experiment = replace(experiment, variants=kept, claims=claims)
-    experiment = with_models(experiment, settings)
     data = task_data(name, experiment, settings)
-    rows = tuple(dict.fromkeys(one.features for one in experiment.variants))
+    columns = tuple(
+        column
+        for column in chosen(experiment.columns, settings.tasks, name)
+        if Column(column).is_perplexity or Column(column).task.name in data
+    )
+    if not columns:
+        raise NothingToMeasure(f"none of its columns ({', '.join(experiment.columns)}) is left")
+    names = chosen([one.name for one in experiment.variants], settings.variants, name)
+    kept = [
+        replace(one, columns=tuple(own))
+        for one in experiment.variants
+        if one.name in names and (own := [c for c in one.columns or columns if c in columns])
+    ]
+    known = {one.name for one in kept}
+    claims = [
+        replace(one, columns=tuple(c for c in one.columns or columns if c in columns))
+        for one in experiment.claims
+        if {one.better, one.worse} <= known
+    ]
+    experiment = replace(
+        experiment,
+        columns=columns,
+        variants=tuple(kept),
+        claims=tuple(claim for claim in claims if claim.columns),
+    )
     work = Work(
         scale_name=settings.scale,
         scale=experiment.scale,
@@ -100,7 +124,18 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
         machine=Machine(**{one.name: getattr(settings, one.name) for one in fields(Machine)}),
         workers=settings.workers,
     )
-    return experiment, work
+    return with_models(experiment, settings), work
+
+
+def chosen(known: Sequence[str], asked: Sequence[str], experiment: str) -> list[str]:
+    """Those that were asked for; () asks for all.
+
+    Errors: NothingToMeasure for an unknown one, with the nearest.
+    """
+    for one in asked:
+        if one not in known:
+            raise NothingToMeasure(f"{experiment}: unknown '{one}': {nearest(one, known)}")
+    return [*asked] or [*known]
 
 
 def task_data(
@@ -108,14 +143,15 @@ def task_data(
 ) -> dict[str, TaskData]:
     """The tasks of the columns, by name; those without a folder are left out, and a line says so.
 
-    Errors: ValueError where one that was asked for has none, or nothing is left.
+    Errors: ValueError where one that was asked for has none; NothingToMeasure where none has any.
     """
-    columns = [Column(one) for one in settings.tasks or experiment.columns]
-    tasks = {one.task.name: one.task for one in columns if not one.is_perplexity}
+    asked = chosen(experiment.columns, settings.tasks, name)
+    columns = [column for column in map(Column, asked) if not column.is_perplexity]
+    tasks = {column.task.name: column.task for column in columns}
     paths = {task: find_data(settings.data, row) for task, row in tasks.items()}
     missing = ", ".join(task for task, path in paths.items() if path is None)
-    if missing and (settings.tasks or len(tasks) == len(columns) and not any(paths.values())):
-        raise ValueError(f"{settings.data}: no folder of {missing}, which {name} measures")
+    if missing and (settings.tasks or (len(columns) == len(asked) and not any(paths.values()))):
+        raise NothingToMeasure(f"{settings.data}: no folder of {missing}, which {name} measures")
     if missing:
         print(f"{name}: left out, without a folder in {settings.data}: {missing}", file=sys.stderr)
     return {
@@ -142,6 +178,7 @@ def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experime
             name=f"{Path(model).name} {way.name}" if len(ways) > 1 else Path(model).name,
             title=f"{Path(model).name}, {way.title}" if len(ways) > 1 else Path(model).name,
             model=model,
+            paper={},
         )
         for model in models
         for way in ways.values()
@@ -153,27 +190,12 @@ def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experime
     return replace(experiment, variants=(*own, *given), claims=claims)
 
 
-def _names(experiment: Experiment) -> list[str]:
-    return [variant.name for variant in experiment.variants]
-
-
-def columns_of(experiment: Experiment, work: Work) -> list[str]:
-    """The columns whose data are there."""
-    return [
-        column
-        for column in experiment.columns
-        if Column(column).is_perplexity or Column(column).task.name in work.data
-    ]
-
-
 def cells_of(experiment: Experiment, work: Work) -> list[Cell]:
     """The cells of all figures, row by row."""
-    known = columns_of(experiment, work)
     return [
         work.measurement(variant, column, seed)
         for variant in experiment.variants
         for column in experiment.columns_of(variant)
-        if column.name in known
         for seed in range(1, experiment.scale.seeds + 1)
     ]
 

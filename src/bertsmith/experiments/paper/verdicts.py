@@ -37,14 +37,17 @@ def result_of(experiment: Experiment, work: Work) -> dict[str, Any]:
             for first, second in combinations(experiment.variants, 2)
             if first.group == second.group
         ]
-    tests = {
-        f"{first} - {second}": {
-            column: difference(experiment, work, rows, (first, second), Column(column))
-            for column in rows[first]["figures"]
-            if column in rows[second]["figures"]
+    tests = [
+        {
+            "rows": (first, second),
+            "columns": {
+                column: difference(experiment, work, rows, (first, second), Column(column))
+                for column in rows[first]["figures"]
+                if column in rows[second]["figures"]
+            },
         }
         for first, second in dict.fromkeys(pairs)
-    }
+    ]
     return {
         "title": experiment.title,
         "scale": work.scale_name,
@@ -63,8 +66,7 @@ def row_of(experiment: Experiment, work: Work, variant: Variant) -> dict[str, An
         row["pretraining"] = {name: made[name] for name in known if name in made}
         row["size"] = work.pretrain_settings(variant).get("size", "tiny")
     for column in experiment.columns_of(variant):
-        if column.is_perplexity or column.task.name in work.data:
-            row["figures"][column.name] = figure(work, variant, column)
+        row["figures"][column.name] = figure(work, variant, column)
     return row
 
 
@@ -146,9 +148,10 @@ def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(found.pvalue)
 
 
-def verdict(claim: Claim, tests: Mapping[str, Any]) -> dict[str, Any]:
+def verdict(claim: Claim, tests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The claim with a word for each of its columns."""
-    found = tests[f"{claim.better} - {claim.worse}"]
+    pair = claim.better, claim.worse
+    found = next(test["columns"] for test in tests if test["rows"] == pair)
     wanted = [column for column in claim.columns or found if column in found]
     words = {column: held(found[column]) for column in wanted}
     return {"better": claim.better, "worse": claim.worse, "source": claim.source, "words": words}

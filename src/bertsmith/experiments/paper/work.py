@@ -1,23 +1,24 @@
 """The work of an experiment as cells: text, pre-training, fine-tuning, taggers over features.
 
-Every cell calls the public functions. Settings that change a result are in its key; device and
-threads are not.
+Every cell calls the public functions. Settings that change a result are in its key, with the
+precision that the machine gives; device and threads are not.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import atomic_folder, read_json, remove_folder, write_json
+from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
-from bertsmith.checkpoints.stored import weight_files
+from bertsmith.checkpoints.stored import WEIGHTS, weight_files
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.experiments.lineage.elmo import pretrain_elmo
@@ -25,7 +26,13 @@ from bertsmith.experiments.lineage.elmo_text import ElmoText
 from bertsmith.experiments.lineage.settings import ElmoSettings
 from bertsmith.experiments.paper.cells import Cell
 from bertsmith.experiments.paper.experiment import Column, Scale, Variant, overridden
-from bertsmith.model.config import ModelConfig, config_for, elmo_config, training_flops
+from bertsmith.model.config import (
+    ModelConfig,
+    config_for,
+    elmo_config,
+    layers_hidden_heads,
+    training_flops,
+)
 from bertsmith.tasks.examples import find_file
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.documents import input_files, read_documents
@@ -33,6 +40,7 @@ from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning.feature_tagger import feature_table
 from bertsmith.training.finetuning.run import SCORES_FILE, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, FrozenSettings, Provenance
@@ -40,6 +48,7 @@ from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 from bertsmith.training.pretraining.run import pretrain
+from bertsmith.training.pretraining.settings import LogSettings, PretrainMachine, make_recipe
 from bertsmith.training.settings import Machine
 
 FOLDERS = {  # of a task below DATA, the first that is there
@@ -58,7 +67,35 @@ FOLDERS = {  # of a task below DATA, the first that is there
 }
 SUBSET_SEED = 0
 TYPICAL_LENGTH = 48  # tokens of a sentence or pair, for a guess of the time
-MODEL_FILE = "model.safetensors"
+NO_RESULT = {  # fields of `PretrainSettings` that change no weight
+    *(one.name for kind in (PretrainMachine, LogSettings) for one in fields(kind)),
+} - {"keep_steps"}
+
+
+def is_finished(run: Path) -> bool:
+    return (run / RESULT_FILE).exists()
+
+
+def budget_tokens(settings: Mapping[str, Any]) -> int:
+    """Tokens that a pre-training reads; 0 of a budget in minutes."""
+    rows = settings.get("batch_size", 32) * settings.get("max_length", 128)
+    return settings.get("tokens") or settings.get("steps", 0) * rows
+
+
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides a pre-training, however it was said. Errors: ValueError as `pretrain`."""
+    changes = {name: value for name, value in settings.items() if name != "recipe"}
+    whole = to_mapping(make_recipe(settings.get("recipe"), changes, None).settings)
+    whole["size"] = layers_hidden_heads(whole["size"])
+    return {name: value for name, value in whole.items() if name not in NO_RESULT}
+
+
+@cache
+def model_digests(folder: Path) -> list[str]:
+    """Of weights, configuration and vocabulary of a model that is there."""
+    names = "config.json", "vocab.txt", "tokenizer.json"
+    files = [folder / name for name in names if (folder / name).exists()]
+    return [digest(path) for path in (*weight_files(folder), *files)]
 
 
 def find_data(data: Path, task: Task) -> Path | None:
@@ -135,14 +172,20 @@ class Work:
     def _machine(self) -> dict[str, Any]:
         return {name: getattr(self.machine, name) for name in ("device", "precision", "threads")}
 
+    @cached_property
+    def precision(self) -> str:
+        """What the matrix products are computed in."""
+        return choose_engine(**self._machine).precision
+
     # --- text and pre-training
 
     @cached_property
     def text_cell(self) -> Cell:
         """A cased vocabulary and a token store."""
-        files = [digest(path) for path in input_files(self.text) if isinstance(path, Path)]
+        files = [digest(Path(str(path))) for path in input_files(self.text)]
         made_of = {"text": files, "vocab_size": self.scale.vocab_size}
-        return Cell("text", str(self.scale.vocab_size), made_of, self._make_text)
+        kept = RESULT_FILE, "store/manifest.json"
+        return Cell("text", str(self.scale.vocab_size), made_of, self._make_text, kept=kept)
 
     def _make_text(self, folder: Path) -> None:
         vocabulary = folder / "vocab"
@@ -162,14 +205,21 @@ class Work:
     def pretraining(self, variant: Variant) -> Cell:
         """The pre-training of a variant; those of equal settings are one cell."""
         settings = self.pretrain_settings(variant)
-        make = self._make_elmo if variant.system == "elmo" else self._make_pretraining
+        if variant.system == "elmo":
+            asked = {"size": settings["size"], "tokens": budget_tokens(settings)}
+            made_of, make = {"system": "elmo", **asked}, self._make_elmo
+            label = f"elmo-{settings['size']}"
+        else:
+            made_of, asked, make = resolved(settings), settings, self._make_pretraining
+            label = f"{made_of['objective']}-{settings.get('size', 'tiny')}"
         return Cell(
             "pretrain",
-            f"{settings.get('objective', 'mlm+nsp')}-{settings.get('size', 'tiny')}",
-            {"system": variant.system, **settings},
-            lambda folder: make(folder, settings),
+            label,
+            {**made_of, "precision": self.precision},
+            lambda folder: make(folder, asked),
             (self.text_cell,),
             self._pretraining_flops(variant, settings),
+            (RESULT_FILE, WEIGHTS),
         )
 
     def pretrain_settings(self, variant: Variant) -> dict[str, Any]:
@@ -193,8 +243,7 @@ class Work:
         return max(1, round(at * settings["steps"]))
 
     def _pretraining_flops(self, variant: Variant, settings: Mapping[str, Any]) -> float:
-        length, rows = settings.get("max_length", 128), settings.get("batch_size", 32)
-        tokens = settings.get("tokens") or settings.get("steps", 0) * length * rows
+        length, tokens = settings.get("max_length", 128), budget_tokens(settings)
         config = self.config(variant)
         if variant.system == "elmo":
             return 6.0 * tokens * config.hidden_size * config.vocab_size
@@ -216,17 +265,21 @@ class Work:
     def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
         store = self.text_cell.folder(self.root) / "store"
         fixed: dict[str, Any] = {"resume": True, "loggers": (), **self._machine}
+        if is_finished(folder):  # and was stopped before it counted
+            return
         if not pretrain(store, folder, **fixed, **settings).finished:
             raise KeyboardInterrupt
 
     def _make_elmo(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """As many words as `tokens` pieces of the text are."""
+        if is_finished(folder):
+            return
         words = ElmoText.read(self.text)
         pieces = read_json(self.text_cell.folder(self.root) / RESULT_FILE)["tokens"]
         share = (len(words.tokens) + len(words.boundaries) - 1) / pieces
-        own = {name: settings[name] for name in ("size", "batch_size") if name in settings}
-        asked: dict[str, Any] = {"words": max(1, round(settings["tokens"] * share)), **own}
-        pretrain_elmo(ElmoSettings(text=[*self.text], out=folder, **asked, **self._machine))
+        budget: dict[str, Any] = {"words": max(1, round(settings["tokens"] * share))}
+        fixed = {"size": settings["size"], **self._machine}
+        pretrain_elmo(ElmoSettings(text=[*self.text], out=folder, **budget, **fixed))
 
     def result(self, variant: Variant) -> dict[str, Any]:
         """The content of a finished pre-training's result.json."""
@@ -238,7 +291,7 @@ class Work:
         """(The model's folder, what tells it from others, the cells that make it)."""
         if variant.model:
             folder = open_model_folder(variant.model)
-            return folder, {"model": [digest(path) for path in weight_files(folder)]}, ()
+            return folder, {"model": model_digests(folder)}, ()
         cell = self.pretraining(variant)
         folder = cell.folder(self.root)
         if variant.at == 1.0:
@@ -259,21 +312,25 @@ class Work:
         folder, origin, inputs = self.start(variant)
         task = data.task
         settings = {"keep": "last", "evals_per_epoch": 0, "max_retries": 0, **self.scale.finetune}
-        if task.task_type == "answer":
-            settings["doc_stride"] = settings.get("max_length", 128) // 2
+        if task.task_type == "answer" and (length := settings.get("max_length")):
+            settings.setdefault("doc_stride", length // 2)
         settings |= variant.finetune
         # nothing is chosen on dev, where all is measured
-        recipe = FinetuneSettings(**settings, **self._machine)
+        recipe = from_mapping(FinetuneSettings, {**settings, **self._machine}, "finetune")
 
         def make(out: Path) -> None:
-            train, dev, files = data.sets
-            start = InitialModel(folder)
-            trainer = Trainer.prepare(start, task, train, {"dev": dev}, recipe)
-            train_seeds(trainer, out, recipe, [seed], Provenance(data=files))
-            (out / MODEL_FILE).unlink()  # the answers are enough: the models would be gigabytes
+            if not is_finished(out):
+                train, dev, files = data.sets
+                start = InitialModel(folder)
+                trainer = Trainer.prepare(start, task, train, {"dev": dev}, recipe)
+                train_seeds(trainer, out, recipe, [seed], Provenance(data=files))
+            # the answers are enough: the models would be gigabytes
+            (out / WEIGHTS).unlink(missing_ok=True)
 
         made_of = {**data.made_of, **origin, "settings": settings, "seed": seed}
-        label = f"{variant.name}-{task.name}-{seed}"
+        made_of["precision"] = self.precision
+        step = f"-step{origin['step']}" if "step" in origin else ""
+        label = f"{inputs[0].label if inputs else 'model'}{step}-{task.name}-{seed}"
         kept = RESULT_FILE, SCORES_FILE
         epochs, rows = settings.get("epochs", 3), self.scale.train_examples or 10_000
         length = 128 if task.task_type in ("answer", "tag") else TYPICAL_LENGTH
@@ -285,7 +342,7 @@ class Work:
         folder, origin, inputs = self.start(variant)
         seeds = range(1, self.scale.seeds + 1)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
-        own = FrozenSettings(**settings, **self._machine)
+        own = from_mapping(FrozenSettings, {**settings, **self._machine}, "features")
 
         def make(out: Path) -> None:
             train, dev, files = data.sets
@@ -293,7 +350,7 @@ class Work:
             feature_table(folder, sets, self.rows, seeds, own, out, provenance)
             remove_folder(out / "states")  # gigabytes
 
-        rows = {"rows": self.rows, "seeds": [*seeds]}
+        rows = {"rows": self.rows, "seeds": [*seeds], "precision": self.precision}
         made_of = {**data.made_of, **origin, "settings": settings, **rows}
         words = 15 * (self.scale.train_examples or 14_000)  # of a sentence
         weights = 8 * own.hidden_size * (4 * self.config(variant).hidden_size + 3 * own.hidden_size)

@@ -54,6 +54,7 @@ from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed, row_batches
 
 KIND = "features ner"
+FREE = "device", "threads"  # of the settings of a run that goes on
 WEIGHT_DECAY, MAX_GRAD_NORM, WARMUP = 0.01, 1.0, 0.1
 BUDGET_WORDS = 4096  # of a batch of evaluation
 
@@ -226,9 +227,11 @@ def feature_table(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
-    run.is_begun(KIND, described)
+    run.is_begun(KIND, described, FREE)
     with run.locked():
-        if not run.is_begun(KIND, described):  # again: another process may have been here meanwhile
+        if not run.is_begun(
+            KIND, described, FREE
+        ):  # again: another process may have been here meanwhile
             machine = engines.machine(engine, engines.measure_peak(engine))
             run.write_settings(describe(KIND, provenance.command, described, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)
