@@ -47,8 +47,7 @@ class ReproduceSettings(Machine):
     out: Path = Path("reproduced")
     """Folder to write; the same command goes on in it, and so may several at once."""
     scale: Literal["nano", "small", "paper"] = "nano"
-    """nano: some hours in all on two cores; small: half an hour a table on a GPU; paper: the
-    paper's own sizes."""
+    """nano: for two cores; small: for one GPU; paper: the paper's own sizes."""
     tasks: Annotated[tuple[str, ...], Advanced] = ()
     """Columns of the table; by default all whose data are there."""
     variants: Annotated[tuple[str, ...], Advanced] = ()

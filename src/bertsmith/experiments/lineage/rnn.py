@@ -84,13 +84,12 @@ class RecurrentTranslator(nn.Module):
 
     def embed_target(self, target_BT: Tensor) -> Tensor:
         """[T, B, E]."""
-        return self.dropout(
-            self.look_up(self.source if self.target is None else self.target, target_BT.t())
-        )
+        table = self.source if self.target is None else self.target
+        return self.dropout(self.look_up(table, target_BT.t()))
 
     def look_up(self, table: nn.Embedding, ids: Tensor) -> Tensor:
-        """Embeddings of tokens, times sqrt(E), as in the Transformer, so that gates are moved by
-        tokens from the first step, though the table as output gives logits near N(0, 1)."""
+        """Embeddings of tokens, times sqrt(E) as in the Transformer: the rows of a table that is
+        also the output are too short to move a gate."""
         return table(ids) * math.sqrt(table.embedding_dim)
 
     @abstractmethod

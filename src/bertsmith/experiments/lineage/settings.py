@@ -174,7 +174,7 @@ class TransformerShape:
     """Numbers inside a feed-forward layer."""
     layer_norm: Literal["pre", "post"] = "pre"
     """LayerNorm before each sublayer, as the authors' tensor2tensor has it, or behind its residual,
-    as the paper has it: that needs more steps until the decoder reads the source."""
+    as the paper has it, which learns more slowly at first."""
     dropout: Annotated[float, Fraction] = 0.1
     """Dropout on embeddings and each sublayer's output."""
     attention_dropout: Annotated[float, Fraction] = 0.1

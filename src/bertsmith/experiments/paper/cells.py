@@ -52,7 +52,7 @@ class Cell:
     flops: float = 0.0
     """About as many operations; for the time that is left."""
     kept: tuple[str, ...] = (RESULT_FILE,)
-    """The files that tables are made of."""
+    """Files that must stay as they were written."""
 
     @cached_property
     def key(self) -> str:

@@ -73,7 +73,7 @@ def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
             except NothingToMeasure as reason:
                 print(f"{name}: left out: {reason}", file=sys.stderr)
     if not plans:
-        raise ValueError(f"{settings.data}: no folder of any task")
+        raise ValueError("no table has anything to measure: the lines above say why")
     return plans
 
 
@@ -201,7 +201,7 @@ def cells_of(experiment: Experiment, work: Work) -> list[Cell]:
 
 
 def curves(experiment: Experiment, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an experiment over pre-training: variant -> (part of it, figures), in order."""
+    """Variant -> (part of the pre-training, figures), in order, where there are points."""
     found: dict[str, Any] = {}
     for variant in experiment.variants if experiment.points else ():
         title = variant.title.rpartition(", ")[0]

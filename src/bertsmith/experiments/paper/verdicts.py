@@ -109,15 +109,14 @@ def difference(
     found: dict[str, Any] = {"difference": sign * (first["mean"] - second["mean"])}
     if column.is_perplexity:
         return found
-    p_values = [paired_p([*first["seeds"].values()], [*second["seeds"].values()])]
+    found["p_seeds"] = paired_p([*first["seeds"].values()], [*second["seeds"].values()])
     if not column.is_features:
         sides = [score_of(work, experiment.variant(name), column) for name in reversed(names)]
         tested = paired_bootstrap(
             {column.metric: (sides[0], sides[1])}, first["dev_examples"], RESAMPLES, 0
         )[column.metric]
         found |= {"interval": tested["interval"], "p_examples": tested["p"]}
-        p_values.append(tested["p"])
-    found["p_seeds"] = p_values[0]
+    p_values = [found[name] for name in ("p_seeds", "p_examples") if name in found]
     found["is_sure"] = all(p is not None and p < SURE for p in p_values)
     return found
 

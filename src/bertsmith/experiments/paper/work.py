@@ -67,8 +67,8 @@ FOLDERS = {  # of a task below DATA, the first that is there
 }
 SUBSET_SEED = 0
 TYPICAL_LENGTH = 48  # tokens of a sentence or pair, for a guess of the time
-NO_RESULT = {  # fields of `PretrainSettings` that change no weight
-    *(one.name for kind in (PretrainMachine, LogSettings) for one in fields(kind)),
+NO_RESULT = {  # fields of `PretrainSettings` that change neither weights nor checkpoints
+    one.name for kind in (PretrainMachine, LogSettings) for one in fields(kind)
 } - {"keep_steps"}
 
 
@@ -92,7 +92,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def model_digests(folder: Path) -> list[str]:
-    """Of weights, configuration and vocabulary of a model that is there."""
+    """Digests of the weights, configuration and vocabulary of a model that is there."""
     names = "config.json", "vocab.txt", "tokenizer.json"
     files = [folder / name for name in names if (folder / name).exists()]
     return [digest(path) for path in (*weight_files(folder), *files)]
@@ -160,9 +160,9 @@ class Work:
     data: Mapping[str, TaskData]
     """By the name of the task."""
     rows: Sequence[str]
-    """Of Table 7, in columns of features."""
+    """Rows of Table 7, for columns of features."""
     points: Sequence[float]
-    """Of the experiment: parts of a pre-training whose checkpoints are kept."""
+    """Parts of a pre-training whose checkpoints are kept."""
     root: Path
     """The folder of all cells."""
     machine: Machine = field(default_factory=Machine)
@@ -174,7 +174,7 @@ class Work:
 
     @cached_property
     def precision(self) -> str:
-        """What the matrix products are computed in."""
+        """Numbers of the matrix products, such as float32."""
         return choose_engine(**self._machine).precision
 
     # --- text and pre-training
@@ -194,10 +194,8 @@ class Work:
             trained = train_vocabulary(documents, pieces, GOOGLE_CASED, workers=self.workers)
             with atomic_folder(vocabulary) as temporary:
                 Tokenizer(trained, GOOGLE_CASED).save(temporary)
-        tokenizer, build = (
-            Tokenizer.from_pretrained(vocabulary),
-            BuildSettings(workers=self.workers),
-        )
+        tokenizer = Tokenizer.from_pretrained(vocabulary)
+        build = BuildSettings(workers=self.workers)
         splits = build_store(self.text, tokenizer, folder / "store", build)["splits"]
         tokens = sum(split["tokens"] for split in splits.values())
         write_json(folder / RESULT_FILE, {"tokens": tokens})
