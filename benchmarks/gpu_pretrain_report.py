@@ -24,7 +24,7 @@ def markdown(record: dict[str, Any]) -> str:
         f"torch {record['torch']}, Python {record['python']}, "
         f"{f'transformers {version}' if version else NO_PEERS}. What the cases are is at the top "
         "of `benchmarks/gpu_pretrain.py`. Medians of rounds in which the systems take turns; "
-        "ratios are medians of the rounds' ratios of times to our step's. Bars of issue 4 for one "
+        "ratios are medians of the rounds' ratios of times to our step's. Aims for one "
         "H200: base at 128 >= 55% of the peak, at 512 >= 1,300 sequences/s, large at 128 >= 1,900; "
         ">= 3x transformers eager, >= 1.5x compiled.\n"
     )

@@ -36,8 +36,8 @@ MEASURED = {
     "hash": Constant(1.62e9, "bytes a second, SHA-256 of a checkpoint", SCALE),
 }
 ASSUMED = {
-    "base": Constant(6000, "rows of 128 a second and H200", "the aim in gpu.md, not measured"),
-    "large": Constant(1900, "rows of 128 a second and H200", "the aim in gpu.md, not measured"),
+    "base": Constant(5622, "rows of 128 a second and H100", "gpu_pretrain.md"),
+    "large": Constant(1803, "rows of 128 a second and H100", "gpu_pretrain.md"),
     "inside": Constant(450e9, "bytes a second, GPU to GPU in a node", "NVLink 4, NVIDIA"),
     "between": Constant(50e9, "bytes a second and GPU between nodes", "NDR InfiniBand, NVIDIA"),
     "ethernet": Constant(3.1e9, "bytes a second and GPU between nodes", "200 GbE for 8 GPUs"),

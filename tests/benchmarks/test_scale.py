@@ -23,7 +23,7 @@ def test_the_arithmetic_by_hand(scale):
     sent = 2 * 63 / 64 * 4 * 110e6
     assert scale.all_reduce("base", 64, "between") == pytest.approx(sent / (50e9 * 0.8))
     assert scale.rows_to_hide("base", 64, "between") == pytest.approx(
-        sent / (50e9 * 0.8) / (2 / 3) * 6000
+        sent / (50e9 * 0.8) / (2 / 3) * 5622
     )
     assert scale.shards(1e12) == pytest.approx(1e12 * scale.measured("tokens") / 2**24)
 

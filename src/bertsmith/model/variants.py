@@ -26,7 +26,7 @@ from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out,
 LayerType = TypeVar("LayerType", bound=nn.Module)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attend:
     """Attention of one batch: queries [B, Q, H], keys and values [B, S, H] -> [B, Q, H]."""
 

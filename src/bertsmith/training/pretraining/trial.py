@@ -148,10 +148,13 @@ def fits_cuda(
     return fits
 
 
-# Estimates, to be replaced by what benchmarks/gpu_pretrain.py measures on a device:
-EAGER_SHARE = 0.25  # of the peak, reached by a step that is not compiled
-COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling
-COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 15.0, 4.0
+EAGER_SHARE = 0.25  # of the peak, at most, of a step that is not compiled (an estimate)
+# Its kernels are sent one by one, however small they are: an estimate from mini, whose steps of
+# 4,096 tokens took 20 ms on an H100 beside seven other programs, and 8 ms when they were compiled.
+EAGER_SECONDS_PER_LAYER = 2.5e-3
+COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling (an estimate)
+# On an H100: 28 s for base at 512, 49 s for large (beside other programs).
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 8.0, 1.7
 # A shorter compiled step (some 5 ms) is over before its kernels could be sent one by one: they are
 # recorded as a graph and sent at once.
 GRAPH_FLOPS = 2.5e12
@@ -175,7 +178,8 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
         budget, num_layers = first.settings.budget(), first.model.config.num_layers * len(tasks)
         steps = budget.steps or (budget.tokens or 0) / batch.tokens
-        seconds = steps * first.flops(batch) / (EAGER_SHARE * peak)
+        eager = first.flops(batch) / (EAGER_SHARE * peak)
+        seconds = steps * max(eager, EAGER_SECONDS_PER_LAYER * num_layers)
         if budget.minutes is not None:
             seconds = 60 * budget.minutes
         cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers
