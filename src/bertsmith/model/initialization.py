@@ -27,6 +27,7 @@ from bertsmith.model.recurrent import LSTM
 Module = TypeVar("Module", bound=nn.Module)
 CHUNK = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
 SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
+EQUAL_SCORE = 13.0  # of two equal pieces, before the softmax; 4 and 25 do not compare as well
 
 
 class WithoutInitialization(TorchFunctionMode):
@@ -82,43 +83,71 @@ def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
 
 
 def local_start(encoder: Encoder, std: float) -> None:
-    """Change an initialized encoder in place; `std` is that of its embedding tables."""
+    """Change an initialized encoder in place; `std` is that of its embedding tables.
+
+    Heads with even numbers look at their neighbours, and read the dimensions that hold positions.
+    The others look for pieces like their own, wherever they stand, and read dimensions without
+    positions, where the segments are: so a model compares two texts before it has learned to. All
+    heads of a causal model look at their neighbours: what it reads last has no equal before it.
+    """
     config = encoder.config
-    pairs = config.hidden_size // 2
+    pairs, heads = config.hidden_size // 2, config.num_heads
+    matching = [] if config.causal else list(range(1, heads, 2))
+    neighbours = [head for head in range(heads) if head not in matching]
     # evenly between 0 and pi: positions are nearly orthogonal
     frequencies = math.pi * (torch.arange(pairs) + 0.5) / pairs
+    owner = torch.arange(pairs) % heads  # the head that reads a pair of dimensions
+    matched_H = torch.isin(owner, torch.tensor(matching)).repeat_interleave(2)
     # A layer's attention adds to a token its own vector times gain: after all layers a quarter of
     # its square is kept. With gain 1 in four layers nothing was learned (docs/design/lab.md).
     gain = min(1.0, math.sqrt(4 ** (1 / config.num_layers) - 1))
+    # half of the square of a vector is its piece's, half its position's and its segment's
+    size = config.hidden_size // heads
+    equal = math.sqrt(EQUAL_SCORE / (size / 2) * math.sqrt(size))
     with torch.no_grad():
         angles = torch.arange(config.max_positions)[:, None] * frequencies
         table = encoder.embeddings.position.weight
         table[:, 0::2] = math.sqrt(2) * std * angles.sin()
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
         table[0] = 0.0
-        # a vector shared by half a row would turn all its queries alike, away from the neighbour
+        table[:, matched_H] = 0.0
+        # what half a row shares would turn its queries away from the neighbour, and the others to
+        # their own text: the former have no segments, the latter pass them on and do not read them
+        unread = torch.zeros(0, int(matched_H.sum()))
         if isinstance(segments := encoder.embeddings.segment, nn.Embedding):
-            segments.weight.zero_()
+            segments.weight[:, ~matched_H] = 0.0
+            unread = orthonormal(segments.weight[:, matched_H].T).T
         for number, layer in enumerate(encoder.layers):
             assert isinstance(layer, Layer)
             query, key, value = layer.qkv.weight.chunk(3)
-            # orthonormal, random as the weights were; in float64, to round alike on all processors
-            basis, _ = torch.linalg.qr(value.double())
-            value.copy_(gain**0.5 * basis)
-            layer.attention_output.weight.copy_(gain**0.5 * basis.T)
-            size = config.hidden_size // config.num_heads
-            for head in range(config.num_heads):
-                index = number * config.num_heads + head
+            value_basis = orthonormal(value)
+            value.copy_(gain**0.5 * value_basis)
+            layer.attention_output.weight.copy_(gain**0.5 * value_basis.T)
+            basis = orthonormal(key[: int(matched_H.sum()), matched_H])
+            basis -= basis @ unread.T @ unread
+            for place, head in enumerate(matching):
+                rows = slice(head * size, (head + 1) * size)
+                query[rows] = 0.0
+                query[rows, matched_H] = equal * basis[place * size : (place + 1) * size]
+                key[rows] = query[rows]
+            for place, head in enumerate(neighbours):
+                index = number * len(neighbours) + place
                 distance = (index // 2 + 1) * (1 if index % 2 else -1)  # -1, +1, -2, +2, ...
                 if config.causal:
                     distance = -index - 1
                 rows = slice(head * size, (head + 1) * size)
-                read = torch.arange(size // 2) * config.num_heads + head
+                read = torch.arange(size // 2) * heads + head
                 query[rows], key[rows] = rotated_head(read, frequencies, distance)
             if number == 0 and not isinstance(encoder.embeddings.norm, nn.LayerNorm):
                 # a GPT's first layer reads sums of two tables of `std`, which nothing normalizes
                 query /= math.sqrt(2) * std
                 key /= math.sqrt(2) * std
+
+
+def orthonormal(weight: Tensor) -> Tensor:
+    """Orthonormal columns that span those of `weight`: of a square one rows, too."""
+    basis, _ = torch.linalg.qr(weight.double())  # float64, to round alike on all processors
+    return basis.float()
 
 
 def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tensor, Tensor]:
