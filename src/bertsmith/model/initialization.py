@@ -14,6 +14,7 @@ Letters as in encoder.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -82,13 +83,14 @@ def _truncated_normal(weight: Tensor, seed: int, std: float) -> None:
             outside = outside[drawn.abs() > 2 * std]
 
 
-def local_start(encoder: Encoder, std: float) -> None:
+def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -> None:
     """Change an initialized encoder in place; `std` is that of its embedding tables.
 
     Heads with even numbers look at their neighbours, and read the dimensions that hold positions.
     The others look for pieces like their own, wherever they stand, and read dimensions without
-    positions, where the segments are: so a model compares two texts before it has learned to. All
-    heads of a causal model look at their neighbours: what it reads last has no equal before it.
+    positions, where the segments are: so a model compares two texts before it has learned to.
+    `special_ids`, pieces that are no words, have nothing there, so that they gather all of the row.
+    All heads of a causal model look at their neighbours: what it reads last has no equal before it.
     """
     config = encoder.config
     pairs, heads = config.hidden_size // 2, config.num_heads
@@ -111,6 +113,8 @@ def local_start(encoder: Encoder, std: float) -> None:
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
         table[0] = 0.0
         table[:, matched_H] = 0.0
+        for piece in special_ids:
+            encoder.embeddings.token.weight[piece, matched_H] = 0.0
         # what half a row shares would turn its queries away from the neighbour, and the others to
         # their own text: the former have no segments, the latter pass them on and do not read them
         unread = torch.zeros(0, int(matched_H.sum()))

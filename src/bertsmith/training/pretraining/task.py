@@ -27,6 +27,7 @@ from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.task import StepBatch
 from bertsmith.training.memory import out_of_memory
@@ -139,8 +140,10 @@ def start_model(
             model = PreTrainingModel(config)
         initialize(model, config.initializer_range, generator)
         if settings.init_scheme == "local":
+            ids = tokenizer.vocabulary.ids
+            special = [ids[piece] for piece in SPECIAL if piece in ids]
             for encoder in encoders(model.encoder):
-                local_start(encoder, config.initializer_range)
+                local_start(encoder, config.initializer_range, special)
             if counts is not None and config.family == "bert":  # a GPT has no such bias
                 log_shares = np.log((counts + 1) / (counts + 1).sum())
                 model.mlm.bias.data.copy_(torch.from_numpy(log_shares))
