@@ -4,7 +4,8 @@ From random weights attention is uniform, and a small model spends its first tho
 token counts alone, until some head has found its neighbours, one position at a time. The local
 start gives it these: positions are sinusoids (Vaswani et al. 2017, section 3.5), so that "one to
 the left" is the same rotation everywhere, and each head's queries are rotated by a distance of its
-own: both ways, or to the left where a causal model sees nothing else. Values pass through attention
+own: both ways, or to the left where a causal model sees nothing else. Every second head looks for
+pieces like its own instead, which is how two texts are compared. Values pass through attention
 scaled but unchanged: it gathers a mean of the tokens' vectors. Position 0 has no sinusoid, so that
 [CLS] gathers from all over its row. All of it stays trainable.
 
@@ -90,11 +91,12 @@ def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -
     The others look for pieces like their own, wherever they stand, and read dimensions without
     positions, where the segments are: so a model compares two texts before it has learned to.
     `special_ids`, pieces that are no words, have nothing there, so that they gather all of the row.
-    All heads of a causal model look at their neighbours: what it reads last has no equal before it.
+    All heads look at their neighbours where a layer has less than four, which it needs, and in a
+    causal model: the piece that it is to predict has no equal.
     """
     config = encoder.config
     pairs, heads = config.hidden_size // 2, config.num_heads
-    matching = [] if config.causal else list(range(1, heads, 2))
+    matching = [] if config.causal or heads < 4 else list(range(1, heads, 2))
     neighbours = [head for head in range(heads) if head not in matching]
     # evenly between 0 and pi: positions are nearly orthogonal
     frequencies = math.pi * (torch.arange(pairs) + 0.5) / pairs

@@ -182,3 +182,12 @@ def test_a_local_start_knows_how_often_each_piece_occurs(store_folder, settings)
     assert shares == pytest.approx((counts + 1) / (counts + 1).sum(), rel=1e-5)
     paper = replace(settings, init_scheme="paper")
     assert not start_model(tokenizer, paper, None, counts).mlm.bias.any()
+
+
+def test_pieces_that_are_no_words_look_for_no_equal(store_folder, settings):
+    tokenizer = Tokenizer.from_pretrained(store_folder)
+    model = start_model(tokenizer, replace(settings, size="1x64x4"), None)
+    empty = (model.encoder.embeddings.token.weight == 0).sum(dim=1)
+    special = [tokenizer.vocabulary.pieces.index(f"[{name}]") for name in ("CLS", "SEP", "MASK")]
+    assert empty[special].tolist() == [32] * 3  # the dimensions of two heads
+    assert empty.count_nonzero() == 5
