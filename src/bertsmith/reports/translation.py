@@ -102,7 +102,7 @@ def _differences(pairs: Sequence[Mapping[str, Any]]) -> str:
         first, second = pair["systems"]
         low, high = pair["interval"]
         spread = f"{pair['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-        rows.append((html.text(first), html.text(second), spread, f"{pair['p']:.3f}"))
+        rows.append((html.text(second), html.text(first), spread, f"{pair['p']:.3f}"))
     head = ["system", "against", "BLEU, lower-cased", "p"]
     return html.table(head, rows, left=2)
 

@@ -130,6 +130,9 @@ def test_systems_are_compared(runs, tmp_path):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 4 + 4  # lengths, two groups, curves; attention in four texts
     assert "minutes of training" in page
+    (pair,) = result["pairs"]  # the difference is that of the second
+    row = f'<td>attention</td><td>words</td><td class="n">{pair["difference"]:+.1f} ('
+    assert pair["systems"] == ["words", "attention"] and row in page
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):

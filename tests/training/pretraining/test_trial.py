@@ -448,3 +448,8 @@ def test_several_ranks_have_no_graph_and_shards_are_not_compiled(compiling, caps
     assert capsys.readouterr().err == "compile: off (not with shard = true)\n"
     with pytest.raises(ValueError, match="compile = on: not with shard = true"):
         compile_tasks("on", [task], 1e12)
+
+
+def test_a_small_step_takes_as_long_as_its_kernels_need_to_be_sent(compiling):
+    found = [compile_tasks("auto", [compiling(flops=1.0, steps=n)], 1e12) for n in (1000, 10_000)]
+    assert found == ["off", "on"]  # 30 ms for 12 layers
