@@ -309,7 +309,7 @@ def test_a_budget_takes_the_place_of_another():
         (('columns = ["perplexity", "sst2"]', 'columns = ["sst"]'), "unknown column 'sst'"),
         (('title = "Masked"', 'title = "Masked"\nfeatures = "lst"'), "unknown row 'lst'"),
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
-        (("[nano]", "[nano"), "not a TOML file"),
+        (("[nano]", "[nano"), "not valid TOML"),
     ],
 )
 def test_mistakes_in_a_file(files, tmp_path, change, message):

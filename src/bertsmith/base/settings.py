@@ -187,13 +187,17 @@ def read_toml(kind: type[Settings], path: Path) -> Settings:
 
     Errors: ValueError that names the file, and the line or the setting at fault.
     """
+    return from_mapping(kind, toml_values(path), str(path))
+
+
+def toml_values(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Errors: ValueError that names the file, and line or byte."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
-    return from_mapping(kind, values, str(path))
 
 
 def to_mapping(settings: Any) -> dict[str, Any]:

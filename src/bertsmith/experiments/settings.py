@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from bertsmith.base.settings import Advanced, Count, Metavar, Positional, check_bounds
 from bertsmith.training.settings import Machine
+
+ScaleName = Literal["nano", "small", "paper"]
+SCALES = get_args(ScaleName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class ReproduceSettings(Machine):
     """Tables 1 to 4 and 7: models that are there, as further rows; without --text as the only."""
     out: Path = Path("reproduced")
     """Folder to write; the same command goes on in it, and so may several at once."""
-    scale: Literal["nano", "small", "paper"] = "nano"
+    scale: ScaleName = "nano"
     """nano: for two cores; small: for one GPU; paper: the paper's own sizes."""
     tasks: Annotated[tuple[str, ...], Advanced] = ()
     """Columns of the table; by default all whose data are there."""
@@ -61,7 +64,7 @@ class ReproduceSettings(Machine):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.scale not in ("nano", "small", "paper"):
-            raise ValueError(f"`scale={self.scale!r}`: nano, small or paper")
+        if self.scale not in SCALES:
+            raise ValueError(f"`scale={self.scale!r}`: {', '.join(SCALES)}")
         if "all" in self.experiments and len(self.experiments) > 1:
             raise ValueError("`all` has every table and the figure: leave the others out")

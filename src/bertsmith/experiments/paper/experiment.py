@@ -7,19 +7,25 @@ nothing of its own.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from bertsmith.base.settings import Count, NotNegative, check_bounds, from_mapping, nearest
+from bertsmith.base.settings import (
+    Count,
+    NotNegative,
+    check_bounds,
+    from_mapping,
+    nearest,
+    toml_values,
+)
+from bertsmith.experiments.settings import SCALES
 from bertsmith.tasks.task import Task, find_task
 from bertsmith.training.finetuning.settings import ROWS
 from bertsmith.training.pretraining.settings import BUDGETS
 
 TABLES = Path(__file__).parent / "tables"
-SCALES = ("nano", "small", "paper")
 LINEAGE = "lineage"  # the experiment that is not the paper's
 PERPLEXITY, FEATURES = "perplexity", " features"  # columns that are no fine-tuning
 
@@ -186,9 +192,9 @@ def read_experiment(name: str, scale: str) -> Experiment:
                 "(the name of a file ends in .toml)"
             )
         path = TABLES / f"{name}.toml"
-    values = _read(path)
+    values = toml_values(path)
     own = {one: values.pop(one, {}) for one in SCALES}
-    values["scale"] = overridden(_read(TABLES / "scales.toml")[scale], own[scale])
+    values["scale"] = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
     if points := values.get("points"):
         both = [(variant, point) for variant in values.get("variants", ()) for point in points]
         values["variants"] = [_at(variant, point) for variant, point in both]
@@ -217,10 +223,3 @@ def overridden(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
         both = isinstance(value, Mapping) and isinstance(kept.get(name), Mapping)
         kept[name] = overridden(kept[name], value) if both else value
     return kept
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not a TOML file: {error}") from error
