@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py          prints the tables of the page; a test holds the page to them
 
-MEASURED was measured by the benchmarks it names; what could not be measured here is ASSUMED, with
-its source, and every figure that rests on it is an estimate.
+MEASURED was measured by the benchmarks it names; what was measured on another machine, or could not
+be, is ASSUMED, with its source, and every figure that rests on it is an estimate.
 """
 
 from __future__ import annotations

@@ -88,22 +88,22 @@ def encoder(request):
 def test_heads_of_a_causal_model_look_to_the_left_alone(family):
     """What they would look at on the right is hidden from them."""
     changes = {"family": "gpt", "type_vocab_size": 0} if family == "gpt" else {}
-    config = config_for("tiny", 1000, max_positions=256, causal=True, **changes)
+    config = config_for("2x256", 1000, max_positions=256, causal=True, **changes)
     std = 1 / math.sqrt(3 * config.hidden_size)
     encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
     local_start(encoder, std)
     ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         _, query, key, _ = first_layer(encoder, ids)
-        for head, distance in ((0, -1), (1, -2)):
+        for head, distance in enumerate((-1, -2, -3, -4)):
             scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
             hidden = torch.ones(128, 128, dtype=torch.bool).triu(1)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=2)
-            on_it = weights[:, range(3, 128), range(3 + distance, 128 + distance)]
+            on_it = weights[:, range(5, 128), range(5 + distance, 128 + distance)]
             assert on_it.mean() > 0.25  # uniform attention: a few hundredths
     table = encoder.embeddings.position.weight
     query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
-    for head, distance in ((0, -3), (1, -4)):
+    for head, distance in enumerate((-5, -6, -7, -8)):
         rows = slice(64 * head, 64 * (head + 1))
         scores = (table @ query[rows].T) @ (table @ key[rows].T).T
         assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
@@ -169,14 +169,16 @@ def test_the_other_heads_find_a_piece_of_the_other_text(encoder, head):
     assert on_equal.mean() > 0.25  # uniform attention: 1 / 64
 
 
-def test_a_segment_moves_no_head_that_looks_at_its_neighbours(encoder):
+def test_a_segment_moves_no_head_but_is_passed_on(encoder):
     ids = torch.randint(5, 1000, (4, 64), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         one, other = (first_layer(encoder, ids, torch.full_like(ids, kind)) for kind in (0, 1))
     assert encoder.embeddings.segment.weight.std() > 0.5 / math.sqrt(3 * 256)
-    for head in (0, 2):
+    for head in range(4):
         similar = torch.cosine_similarity(one[1][:, :, head], other[1][:, :, head], dim=2)
-        assert similar.min() > 0.99  # LayerNorm of all dimensions moves them a little
+        assert similar.min() > 0.95  # LayerNorm of all dimensions moves them a little
+    values = torch.cosine_similarity(one[3].flatten(2), other[3].flatten(2), dim=2)
+    assert values.mean() < 0.85  # a quarter of each vector is another segment's
 
 
 def test_cls_looks_at_no_neighbour_and_gathers_the_tokens(encoder):

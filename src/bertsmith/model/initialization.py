@@ -4,10 +4,10 @@ From random weights attention is uniform, and a small model spends its first tho
 token counts alone, until some head has found its neighbours, one position at a time. The local
 start gives it these: positions are sinusoids (Vaswani et al. 2017, section 3.5), so that "one to
 the left" is the same rotation everywhere, and each head's queries are rotated by a distance of its
-own: both ways, or to the left where a causal model sees nothing else. Every second head looks for
-pieces like its own instead, which is how two texts are compared. Values pass through attention
-scaled but unchanged: it gathers a mean of the tokens' vectors. Position 0 has no sinusoid, so that
-[CLS] gathers from all over its row. All of it stays trainable.
+own: both ways, or to the left where a causal model sees nothing else. Every second head, of four or
+more, looks for pieces like its own instead, which is how two texts are compared. Values pass
+through attention scaled but unchanged: it gathers a mean of the tokens' vectors. Position 0 has no
+sinusoid, so that [CLS] gathers from all over its row. All of it stays trainable.
 
 Letters as in encoder.py.
 """
@@ -91,8 +91,8 @@ def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -
     The others look for pieces like their own, wherever they stand, and read dimensions without
     positions, where the segments are: so a model compares two texts before it has learned to.
     `special_ids`, pieces that are no words, have nothing there, so that they gather all of the row.
-    All heads look at their neighbours where a layer has less than four, which it needs, and in a
-    causal model: the piece that it is to predict has no equal.
+    A layer of fewer than four heads needs them all for its neighbours, and so does a causal model:
+    the piece that it predicts next has no equal.
     """
     config = encoder.config
     pairs, heads = config.hidden_size // 2, config.num_heads
@@ -105,7 +105,8 @@ def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -
     # A layer's attention adds to a token its own vector times gain: after all layers a quarter of
     # its square is kept. With gain 1 in four layers nothing was learned (docs/design/lab.md).
     gain = min(1.0, math.sqrt(4 ** (1 / config.num_layers) - 1))
-    # half of the square of a vector is its piece's, half its position's and its segment's
+    # half of the square of a vector is its piece's, half its position's and its segment's (a model
+    # without segments has a score a third higher)
     size = config.hidden_size // heads
     equal = math.sqrt(EQUAL_SCORE / (size / 2) * math.sqrt(size))
     with torch.no_grad():

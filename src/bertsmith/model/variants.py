@@ -26,7 +26,7 @@ from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out,
 LayerType = TypeVar("LayerType", bound=nn.Module)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # compared as an object: PyTorch 2.11 hashes it while it compiles
 class Attend:
     """Attention of one batch: queries [B, Q, H], keys and values [B, S, H] -> [B, Q, H]."""
 

@@ -114,8 +114,8 @@ class ModelSettings:
     glu: Annotated[bool, Advanced] = False
     """GeGLU feed-forward, of about as many parameters."""
     init_scheme: Annotated[Literal["local", "paper"], Advanced] = "local"
-    """local: from the first step heads look at their neighbours, every second one of four or more
-    for pieces like its own; paper: all weights at random."""
+    """local: heads start at their neighbours or, every second one of four or more that see both
+    sides, at pieces like their own; paper: all weights at random."""
     initializer_range: Annotated[float | None, Positive, Advanced] = None
     """Standard deviation of the initial weights. Default: 1 / sqrt(3 H), 0.02 at base size."""
 

@@ -149,11 +149,11 @@ def fits_cuda(
 
 
 EAGER_SHARE = 0.25  # of the peak, at most, of a step that is not compiled (an estimate)
-# Its kernels are sent one by one, however small they are: an estimate from mini, whose steps of
-# 4,096 tokens took 20 ms on an H100 beside seven other programs, and 8 ms when they were compiled.
+# Its kernels are sent one by one, however small they are. Mini's steps of 4,096 tokens took 17 ms
+# on an H100 that was shared with seven other programs, so half of a quarter of that (an estimate).
 EAGER_SECONDS_PER_LAYER = 2.5e-3
 COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling (an estimate)
-# On an H100: 28 s for base at 512, 49 s for large (beside other programs).
+# On an H100: 28 s for base at 512, 49 s for large at 128 (beside other programs).
 COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 8.0, 1.7
 # A shorter compiled step (some 5 ms) is over before its kernels could be sent one by one: they are
 # recorded as a graph and sent at once.
