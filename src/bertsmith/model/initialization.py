@@ -116,7 +116,7 @@ def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -
         table[:, 1::2] = math.sqrt(2) * std * angles.cos()
         table[0] = 0.0
         table[:, matched_H] = 0.0
-        for piece in special_ids:
+        for piece in special_ids if matching else ():
             encoder.embeddings.token.weight[piece, matched_H] = 0.0
         # what half a row shares would turn its queries away from the neighbour, and the others to
         # their own text: the former have no segments, the latter pass them on and do not read them
