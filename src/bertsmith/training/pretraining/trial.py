@@ -149,8 +149,8 @@ def fits_cuda(
 
 
 EAGER_SHARE = 0.25  # of the peak, at most, of a step that is not compiled (an estimate)
-# Its kernels are sent one by one, however small they are. Mini's steps of 4,096 tokens took 17 ms
-# on an H100 that was shared with seven other programs, so half of a quarter of that (an estimate).
+# Its kernels are sent one by one, however small they are. A layer of mini took 4 ms of a step on an
+# H100 that was shared with seven other programs; alone it should take less (an estimate).
 EAGER_SECONDS_PER_LAYER = 2.5e-3
 COMPILE_GAIN = 0.3  # of the time of such a step, saved by compiling (an estimate)
 # On an H100: 28 s for base at 512, 49 s for large at 128 (beside other programs).
