@@ -148,6 +148,10 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
 
     # the same is the same; other seeds are other cells, and what they share stays
     assert cli(*command(files, out)).out == ran.out and len(done) == len(ALL)
+    (out / "toy.md").unlink()
+    two = ["reproduce", toy(files, "two", seeds=2), *command(files, out)[1:]]
+    assert cli(*two).code == 130  # at a cell of the first
+    assert (out / "toy.md").read_text() in ran.out and not (out / "two.md").exists()
     monkeypatch.setattr(cells_file, "write_json", write_mark)
     assert cli(*command(files, out, "--seeds", 2, "--tasks", "sst2")).code == 0
     rows = ("mlm-4x64", "ltr-4x64", "elmo-16x32")
@@ -195,7 +199,7 @@ def test_two_processes_share_the_work(tmp_path):
         first = [Cell("a", str(k), {"k": k}, make) for k in range(2)]
         return [*first, Cell("b", "last", {}, make, tuple(first))]
 
-    threads = [threading.Thread(target=compute, args=(cells(), tmp_path)) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [*compute(cells(), tmp_path)]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -203,15 +207,31 @@ def test_two_processes_share_the_work(tmp_path):
     assert len(calls) == 2 + 3 and len({*calls[2:]}) == 3
 
 
+def test_what_does_not_build_on_a_failure_is_done(tmp_path):
+    calls = []
+
+    def make(folder):
+        calls.append(folder.name.split("-")[1])
+        if calls[-1] == "bad":
+            raise RuntimeError("no memory")
+        write_json(folder / "result.json", {})
+
+    bad, good = (Cell("a", label, {"of": label}, make) for label in ("bad", "good"))
+    lost = Cell("a", "lost", {"of": "lost"}, make, (good, bad))
+    with pytest.raises(RuntimeError, match="no memory"):
+        [*compute([lost, good], tmp_path)]
+    assert calls == ["good", "bad"]
+
+
 def test_a_changed_cell_is_named(tmp_path):
     def make(folder):
         write_json(folder / "result.json", {"f1": 0.5})
 
     cell = Cell("finetune", "x", {}, make)
-    compute([cell], tmp_path)
+    assert len([*compute([cell], tmp_path)]) == 2  # at the start and when it is done
     write_text(cell.folder(tmp_path) / "result.json", '{"f1": 0.9}')
     with pytest.raises(ValueError, match=r"result.json is not as it was written: remove .*finetun"):
-        compute([cell], tmp_path)
+        [*compute([cell], tmp_path)]
 
 
 def test_keys_are_of_all_that_decides(monkeypatch):
@@ -233,7 +253,7 @@ def test_time_left_goes_by_what_was_measured(tmp_path):
     first, second, other = (
         Cell(kind, "x", {"n": n}, make, flops=8.0) for kind, n in (("a", 1), ("a", 2), ("b", 3))
     )
-    compute([first], tmp_path)
+    [*compute([first], tmp_path)]
     done = first.folder(tmp_path) / "cell.json"
     write_json(done, read_json(done) | {"seconds": 4.0})
     left = time_left([first, second, other], tmp_path, flops_per_second=1.0)

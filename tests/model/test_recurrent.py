@@ -28,15 +28,26 @@ def pair(size=5, hidden=6):
     return ours, torch_lstm
 
 
+@pytest.mark.parametrize("form", [LSTM.forward, LSTM.in_one_call])
 @pytest.mark.parametrize("steps", [1, 2, 9])
-def test_states_and_gradients_are_those_of_pytorch(steps):
+def test_states_and_gradients_are_those_of_pytorch(steps, form):
     torch.manual_seed(steps)
     ours, other = pair()
     x, above = torch.randn(steps, 3, 5), torch.randn(steps, 3, 6)
-    found = run(lambda lstm, x: lstm(x), [x], above, ours)
+    found = run(form, [x], above, ours)
     wanted = run(lambda lstm, x: lstm(x)[0], [x], above, other)
     states, by_x, by_inputs, by_state, by_bias, _ = wanted
     torch.testing.assert_close(found, [states, by_x, by_inputs, by_bias, by_state])
+
+
+@pytest.mark.gpu
+def test_the_call_of_a_gpu_is_the_steps():
+    torch.manual_seed(3)
+    ours, x, above = LSTM(5, 6), torch.randn(9, 3, 5), torch.randn(9, 3, 6)
+    wanted = run(LSTM.forward, [x], above, ours)
+    found = run(LSTM.forward, [x.cuda()], above.cuda(), ours.cuda())
+    # cuDNN may take TF32, of 10 bits
+    torch.testing.assert_close([one.cpu() for one in found], wanted, atol=5e-3, rtol=5e-3)
 
 
 def test_gradients_by_differences():

@@ -42,8 +42,23 @@ class LSTM(nn.Module):
 
     def forward(self, x_SBI: Tensor) -> Tensor:
         """The states, from a state and a cell of zeros."""
+        if x_SBI.is_cuda:
+            return self.in_one_call(x_SBI)
         start_BH = x_SBI.new_zeros(x_SBI.shape[1], self.state.in_features)
         return self.run(x_SBI, start_BH, start_BH)[0]
+
+    def in_one_call(self, x_SBI: Tensor) -> Tensor:
+        """The same by PyTorch's operator: on a GPU all steps are one call of cuDNN."""
+        bias_G = self.inputs.bias
+        weights = self.inputs.weight, self.state.weight, bias_G, torch.zeros_like(bias_G)
+        # side by side, as cuDNN wants them
+        flat = torch.cat([one.to(x_SBI.dtype).flatten() for one in weights])
+        parts = flat.split([one.numel() for one in weights])
+        placed = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
+        start_1BH = x_SBI.new_zeros(1, x_SBI.shape[1], self.state.in_features)
+        given = x_SBI, (start_1BH, start_1BH), placed
+        layers, dropout, train = 1, 0.0, torch.is_grad_enabled()
+        return torch.lstm(*given, True, layers, dropout, train, False, False)[0]
 
     def run(self, x_SBI: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
         """States and cells, [S, B, H] each, from the state and the cell before the first step."""

@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -138,27 +138,47 @@ def needed(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def compute(cells: Sequence[Cell], root: Path) -> None:
-    """Compute all that are needed and not done; returns when every one is, by whichever process.
+def all_done(cells: Iterable[Cell], root: Path) -> bool:
+    return all(cell.seconds(root) is not None for cell in cells)
 
-    Errors: ValueError for a finished cell whose files were changed; those of the work.
+
+def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
+    """Compute all that are needed and not done, by whichever process; stops at the start, and
+    where one more is done.
+
+    Errors: ValueError for a finished cell whose files were changed; the first of the work, when all
+    cells that do not build on it are done.
     """
     left = [cell for cell in needed(cells) if cell.seconds(root) is None]
+    failed: dict[str, Exception] = {}
     total = len(left)
+    yield
     while left:
         before = len(left)
         for cell in list(left):
+            if lost := [failed[one.key] for one in cell.inputs if one.key in failed]:
+                failed[cell.key] = lost[0]
+                left.remove(cell)
+                continue
             if any(one.seconds(root) is None for one in cell.inputs):
                 continue  # another process makes it
             try:
                 cell.compute(root)
             except Held:
                 continue
+            except Exception as error:  # of whatever kind: hours of others do not wait for it
+                print(f"{cell.name} failed: {error}", file=sys.stderr)
+                failed[cell.key] = error
+                left.remove(cell)
+                continue
             left.remove(cell)
             took = duration(cell.seconds(root) or 0.0)
             print(f"{total - len(left)} of {total}: {cell.name}: {took}", file=sys.stderr)
+            yield
         if len(left) == before:
             time.sleep(WAIT)
+    if failed:
+        raise next(iter(failed.values()))
 
 
 def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dict[str, Any]:

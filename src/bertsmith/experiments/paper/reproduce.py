@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import write_json, write_text
 from bertsmith.base.settings import nearest, to_mapping
 from bertsmith.base.terminal import counted, duration
-from bertsmith.experiments.paper.cells import Cell, compute, time_left
+from bertsmith.experiments.paper.cells import Cell, all_done, compute, time_left
 from bertsmith.experiments.paper.experiment import (
     LINEAGE,
     Column,
@@ -45,20 +46,29 @@ def reproduce(settings: ReproduceSettings) -> list[Path]:
     if settings.dry_run:
         print("\n".join(cost(plans, settings)))
         return []
-    written = []
-    for name, (experiment, work) in plans.items():
-        compute(cells_of(experiment, work), work.root)
-        result = result_of(experiment, work) | {
-            "about": experiment.about,
-            "columns": experiment.columns,
-            "settings": to_mapping(settings),
-        }
-        result["curves"] = curves(experiment, result["rows"])
-        write_json(settings.out / f"{name}.json", result)
-        write_text(settings.out / f"{name}.html", page(result))
-        written.append(settings.out / f"{name}.md")
-        write_text(written[-1], markdown(result))
+    cells = {name: cells_of(*plan) for name, plan in plans.items()}
+    root, written = settings.out / "cells", list[Path]()
+    # all at once: where other processes hold what a table lacks, this one begins the next
+    for _ in compute([*chain.from_iterable(cells.values())], root):
+        for name in [one for one in cells if all_done(cells[one], root)]:
+            del cells[name]
+            written.append(write_pages(name, *plans[name], settings))
     return written
+
+
+def write_pages(name: str, experiment: Experiment, work: Work, settings: ReproduceSettings) -> Path:
+    """NAME.json, NAME.html and NAME.md; the path of the last."""
+    result = result_of(experiment, work) | {
+        "about": experiment.about,
+        "columns": experiment.columns,
+        "settings": to_mapping(settings),
+    }
+    result["curves"] = curves(experiment, result["rows"])
+    write_json(settings.out / f"{name}.json", result)
+    write_text(settings.out / f"{name}.html", page(result))
+    path = settings.out / f"{name}.md"
+    write_text(path, markdown(result))
+    return path
 
 
 def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
