@@ -79,7 +79,7 @@ class Answering:
 
     @property
     def machine(self) -> tuple[str, str, str]:
-        """What decides the numbers besides model and input."""
+        """Device, precision and threads: they decide the numbers besides model and input."""
         return self.device, self.precision, self.engine
 
 

@@ -1,4 +1,4 @@
-"""What a task gives without any network: overlap of words, or tf-idf, and a linear model.
+"""A task without any network: overlap of words, or tf-idf, and a linear model.
 
 A figure of a small BERT says little without this line beside it: on MRPC, RTE and STS-B published
 models of 4 to 11 million weights stand where word overlap stands. Single texts are read as tf-idf

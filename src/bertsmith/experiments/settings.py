@@ -35,7 +35,7 @@ class QuickstartSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceSettings(Machine):
-    """What is measured, on what, and how large (paper/reproduce.py)."""
+    """Experiments, their scale, and the files that they read (paper/reproduce.py)."""
 
     common = ("text", "models", "out", "scale", "dry_run")
 

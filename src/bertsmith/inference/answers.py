@@ -128,7 +128,7 @@ class WordScore(Answer):
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Answer):
-    """What an answer hangs on, word by word: see `Predictor.explain`.
+    """The part of each word in an answer: see `Predictor.explain`.
 
     >>> words = WordScore("good", 2, 6, "text", 1.21), WordScore("film", 7, 11, "text", -0.1)
     >>> Explanation(3.2, None, "occlusion", "occlusion: how far ...", words).words[0]

@@ -76,7 +76,7 @@ def encoder_for(config: ModelConfig) -> AnyEncoder:
 
 
 def encoders(encoder: AnyEncoder) -> list[Encoder]:
-    """Those of each direction; another one itself."""
+    """The encoder of each direction; one without directions is its own."""
     return [encoder.left, encoder.right] if isinstance(encoder, TwoDirections) else [encoder]
 
 

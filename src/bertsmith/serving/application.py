@@ -345,7 +345,7 @@ class Application:
         )
 
     def _failure(self, request: Request, operation: Operation | None) -> Reply:
-        """Of a fault of ours: it is told to the log alone."""
+        """The answer to a fault of ours, which is told to the log alone."""
         lines = traceback.format_exc().splitlines()
         log({"level": "error", "id": request.id, "path": request.path, "traceback": lines})
         message = f"a fault of the server; its log tells more under {request.id}"

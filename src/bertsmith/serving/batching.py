@@ -127,7 +127,7 @@ class Batcher:
             raise Busy(max(wait - self.max_wait / 2, 0.1))
 
     def seconds(self, kind: str, cost: int) -> float:
-        """Of work in one thread, as reckoned from the tokens that the model reads for it."""
+        """Seconds of work in one thread, estimated from the tokens that the model reads for it."""
         return cost * self._pace.get(kind, FIRST_PACE)
 
     def _due(self, kind: str, cost: int) -> float:

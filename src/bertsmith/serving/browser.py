@@ -1,4 +1,4 @@
-"""What a browser is sent: the page, the files it is made of, and the reports of run folders.
+"""Files for a browser: the page, the files it is made of, and the reports of run folders.
 
 Every file has an operation of its own, made when the models are opened: no part of a request's path
 ever becomes part of a file's.
@@ -41,7 +41,7 @@ def page_operations(models: Iterable[ServedModel]) -> list[Operation]:
 
 
 def headers(cached: bytes, policy: str) -> Headers:
-    """Those that every file has."""
+    """The headers that every file has."""
     return [
         (b"cache-control", cached),
         (b"content-security-policy", policy.encode()),

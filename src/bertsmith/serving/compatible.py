@@ -71,7 +71,7 @@ async def embeddings(app: Application, request: Request, body: EmbeddingsInput) 
 
 
 def openai_refusal(refused: Refused) -> Reply:
-    """As OpenAI refuses, which knows no 422."""
+    """An error in OpenAI's form, which knows no 422."""
     if refused.status == 422:
         refused = Refused(400, refused.message, refused.field)
     return Reply(openai_error(refused), status=refused.status)
@@ -118,7 +118,7 @@ def cohere_refusal(refused: Refused) -> dict[str, str]:
 
 
 class MainInputs(Struct, kw_only=True):
-    """What /predict, /rerank, /similarity or /embed takes; which, the fields and the model say."""
+    """Input of /predict, /rerank, /similarity or /embed; which, the fields and the model say."""
 
     inputs: Any = None
     query: Any = None

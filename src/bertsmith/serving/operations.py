@@ -31,7 +31,7 @@ REFUSALS = {
 
 
 class Error(msgspec.Struct):
-    """Why a request was refused."""
+    """The reason for which a request was refused."""
 
     message: str
     type: str
@@ -45,7 +45,7 @@ class Errors(msgspec.Struct):
 
 
 def operations_of(models: dict[str, ServedModel], settings: ServingSettings) -> list[Operation]:
-    """What these models can do, the public pages among it."""
+    """The operations of these models, with the public pages."""
     methods = {method for model in models.values() for method in model.methods}
     found, known = [*OPEN], [*OPERATIONS, *COMPATIBLE]
     found += [operation for needed, operation in known if methods & set(needed)]

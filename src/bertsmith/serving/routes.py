@@ -1,4 +1,4 @@
-"""What may be asked of a model by our own routes: requests, answers, and the way between them."""
+"""Our own routes: requests to a model, answers, and the way between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Classify(Body):
 
 
 class Explain(Classify):
-    """As to classify; which words does the answer hang on?"""
+    """A text or pair, as to classify: which words does the answer hang on?"""
 
     method: Method = "occlusion"
     label: str | None = None
@@ -140,7 +140,7 @@ class LabelOrScore(Struct, omit_defaults=True):
 
 
 class Explained(Struct):
-    """What an answer hangs on; `measures` says what the words' scores are."""
+    """The part of each word in an answer; `measures` says what the scores are."""
 
     answer: LabelOrScore | float
     label: str | None
@@ -157,7 +157,7 @@ class Vector(Struct):
 
 
 class Attention(Struct):
-    """Of each layer and head the weights of each token (row) for each (column); each token's share
+    """The weights of each token (row) for each (column), by layer and head; each token's share
     in the first by rollout."""
 
     tokens: list[str]
@@ -384,7 +384,7 @@ async def metrics(app: Application, request: Request, body: None) -> Reply:
 
 
 async def models(app: Application, request: Request, body: None) -> Any:
-    """As OpenAI lists models, and what each can do."""
+    """The models as OpenAI lists them, and what each can do."""
     return {
         "object": "list",
         "data": [

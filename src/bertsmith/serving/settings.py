@@ -21,7 +21,7 @@ Port = Bounds("must be in 0 to 65535", minimum=0, maximum=65535)
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSettings:
-    """Where a server listens, and its limits."""
+    """A server's address and limits."""
 
     title = "server"
 

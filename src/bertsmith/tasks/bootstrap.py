@@ -40,7 +40,7 @@ def bootstrap(score: Score, num_examples: int, num_resamples: int, seed: int) ->
 def paired_bootstrap(
     metrics: Mapping[str, tuple[Score, Score]], num_examples: int, num_resamples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Of each metric {"first", "second", "difference", "interval": [low, high], "p"}.
+    """By metric: {"first", "second", "difference", "interval": [low, high], "p"}.
 
     The difference is second minus first, its interval of 95%; p is two-sided: twice the fraction of
     resamples in which the difference is not on its side of 0.

@@ -249,7 +249,7 @@ def test_the_formula(number, dtype):
     g = 0.5 * sum(part.double().numpy() for part in made)
     m, v = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
     expected = 0.99 * weight - 0.01 * m / (1.5 * np.sqrt(v) + 1e-6)
-    adamw_chunk(given, 0, SIZE, weight, first, second, copy, FACTORS)
+    adamw_chunk(given, 0, SIZE, weight, (first, second), copy, FACTORS)
     # float32 rounds each of some ten operations by 6e-8
     np.testing.assert_allclose(first, m, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(second, v, rtol=1e-5, atol=1e-6)
@@ -266,7 +266,7 @@ def test_a_tensor_in_stretches_is_the_whole_tensor_to_the_bit():
     for bounds in ([0, SIZE], [0, BLOCK, SIZE], [0, 2 * BLOCK, SIZE]):
         parts, copy = weight_and_moments(), np.zeros(SIZE, np.uint16)
         for start, stop in reversed(list(zip(bounds, bounds[1:], strict=False))):
-            adamw_chunk(given, start, stop, *parts, copy, FACTORS)
+            adamw_chunk(given, start, stop, parts[0], parts[1:], copy, FACTORS)
         found.append(np.concatenate([*parts, copy]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
 
@@ -281,7 +281,7 @@ def test_memory_that_begins_anywhere_gives_the_same_bits():
             line[offset : offset + SIZE] = part
         *given, weight, first, second = (line[offset : offset + SIZE] for line in room)
         sums.append(sum_of_squares(tuple(given), 0, SIZE))
-        adamw_chunk(tuple(given), 0, SIZE, weight, first, second, NO_COPY, FACTORS)
+        adamw_chunk(tuple(given), 0, SIZE, weight, (first, second), NO_COPY, FACTORS)
         found.append(np.concatenate([weight, first, second]))
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
     assert len(set(sums)) == 1

@@ -104,7 +104,7 @@ class AttentionTranslator(RecurrentTranslator):
         return attending_gru_steps(gru.inputs(y_TBE), state.h_BH, source, weights)
 
     def initialize(self, generator: torch.Generator) -> AttentionTranslator:
-        """As `RecurrentTranslator`; v begins such that scores begin near N(0, 1)."""
+        """Draw as `RecurrentTranslator` does, and v such that scores begin near N(0, 1)."""
         super().initialize(generator)
         nn.init.normal_(self.score, 0.0, len(self.score) ** -0.5, generator=generator)
         return self

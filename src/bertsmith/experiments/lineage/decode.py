@@ -38,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 
 class TranslationModel(Protocol):
-    """As much of a model as the search needs; memory and state are (named) tuples of tensors."""
+    """The part of a model that the search needs; memory and state are (named) tuples of tensors."""
 
     @property
     def output_weight(self) -> Tensor: ...  # [V, H]

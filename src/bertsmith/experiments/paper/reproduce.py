@@ -138,7 +138,7 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
 
 
 def chosen(known: Sequence[str], asked: Sequence[str], experiment: str) -> list[str]:
-    """Those that were asked for; () asks for all.
+    """The known ones that were asked for; () asks for all.
 
     Errors: NothingToMeasure for an unknown one, with the nearest.
     """

@@ -103,7 +103,7 @@ def difference(
     names: tuple[str, str],
     column: Column,
 ) -> dict[str, Any]:
-    """How much better the first is than the second, and how sure that is."""
+    """The first minus the second, with the tests of that difference."""
     first, second = (rows[name]["figures"][column.name] for name in names)
     sign = -1 if column.is_perplexity else 1
     found: dict[str, Any] = {"difference": sign * (first["mean"] - second["mean"])}

@@ -269,7 +269,7 @@ class Work:
             raise KeyboardInterrupt
 
     def _make_elmo(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """As many words as `tokens` pieces of the text are."""
+        """Train on the words that `tokens` pieces of the text are."""
         if is_finished(folder):
             return
         words = ElmoText.read(self.text)

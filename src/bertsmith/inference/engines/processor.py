@@ -1,4 +1,4 @@
-"""What answers: engine, device, precision, threads. PyTorch is imported only to ask a GPU."""
+"""Engine, device, precision and threads that answer. PyTorch is imported only to ask a GPU."""
 
 from __future__ import annotations
 

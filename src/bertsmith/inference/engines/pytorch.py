@@ -112,7 +112,7 @@ class TorchModel:
         return self.model(*map(self.engine.tensor, (*batch, picks))).mlm_logits.float()
 
     def gradient_times_input(self, row: Features, weights: np.ndarray) -> np.ndarray:
-        """What the first layer reads of each token, times the gradient there of outputs @ weights
+        """The first layer's input of each token, times the gradient there of outputs @ weights
         [K]: [T] of one row, in float32.
 
         That is after the embeddings' LayerNorm: before it the product is nearly nothing, since
@@ -129,8 +129,8 @@ class TorchModel:
         return own_T.detach().cpu().numpy()
 
     def attention_probabilities(self, row: Features) -> list[np.ndarray]:
-        """Those of each layer, [A, T, T] of one row, in float32: again from queries and keys, for
-        the kernels keep none."""
+        """The weights of each layer, [A, T, T] of one row, in float32: again from queries and keys,
+        for the kernels keep none."""
         encoder, heads = self.model.encoder, (self.model.config.num_heads, -1)
         layers = (layer.qkv for layer in encoder.layers)
         with torch.inference_mode(), self.hooking, kept_outputs(layers) as kept:

@@ -85,7 +85,7 @@ class Subject:
         return model.outputs(rows or self.rows, places=self.places)
 
     def feeds(self, rows: Features) -> list[Feeds]:
-        """What the graph reads of each row by itself."""
+        """The inputs of the graph, each row by itself."""
         config = self.predictor.config
         return [feeds(rows, number, self.head, config) for number in np.arange(len(rows))[:, None]]
 

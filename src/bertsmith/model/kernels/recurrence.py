@@ -194,7 +194,7 @@ class GRUTape(NamedTuple):
     def weight_gradients(
         self, d_x_SBG: Tensor, d_operands_SBH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Those by the two weights of the state and by the bias, in the weights' own order."""
+        """Gradients by the two weights of the state and by the bias, in the weights' own order."""
         size, before_SBH = d_operands_SBH.shape[2], self.states[:-1]
         d_gates_2HH = over_steps(d_x_SBG[..., : 2 * size], before_SBH)
         if self.bias_H is None:

@@ -277,7 +277,7 @@ def _tag(name: str, contents: str) -> str:
 
 
 def _apostrophes(quotes: re.Match[str]) -> str:
-    """Of four marks one is an apostrophe before bold text, of more than five all but five are."""
+    """One of four marks is an apostrophe before bold text; of more than five all but five are."""
     count = len(quotes[0])
     return "'" * (1 if count == 4 else max(0, count - 5))
 

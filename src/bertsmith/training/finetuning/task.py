@@ -272,7 +272,7 @@ class BestOnDev:
 
     @property
     def found(self) -> dict[str, int]:
-        """When the best weights were found; {} before the first evaluation."""
+        """The step of the best weights and the evaluations since; {} before the first."""
         return {"step": self.step, "without_gain": self.without_gain} if self.weights else {}
 
     def resume(self, weights: dict[str, Tensor], step: int, without_gain: int) -> None:

@@ -86,7 +86,7 @@ class FusedUpdate(Update):
     def move(self) -> None:
         groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
 
-        def prepare(part: Trained) -> tuple[np.ndarray, ...]:
+        def prepare(part: Trained) -> tuple[Any, ...]:
             return self._operands(part, groups[id(part.weight)])
 
         operands = self.replicas.each(prepare, self._trained)
@@ -103,9 +103,9 @@ class FusedUpdate(Update):
         for part in self.replicas.trained():
             gradients, weight = tuple(map(_flat, part.gradients)), _flat(part.weight)
             sum_of_squares(gradients, 0, 0)  # empty chunks
-            adamw_chunk(gradients, 0, 0, weight, weight, weight, _flat_copy(part), NO_FACTORS)
+            adamw_chunk(gradients, 0, 0, weight, (weight, weight), _flat_copy(part), NO_FACTORS)
 
-    def _operands(self, part: Trained, group: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    def _operands(self, part: Trained, group: dict[str, Any]) -> tuple[Any, ...]:
         """A weight, its moments, its bf16 copy, and this step's factors, for the kernel."""
         state = self.optimizer.state[part.weight]
         if not state:
@@ -123,8 +123,8 @@ class FusedUpdate(Update):
             1 / math.sqrt(1 - beta2**step),
             group["eps"],
         ]
-        tensors = (part.weight, state["exp_avg"], state["exp_avg_sq"])
-        return *map(_flat, tensors), _flat_copy(part), np.array(factors, np.float32)
+        moments = _flat(state["exp_avg"]), _flat(state["exp_avg_sq"])
+        return _flat(part.weight), moments, _flat_copy(part), np.array(factors, np.float32)
 
 
 def _flat_copy(part: Trained) -> np.ndarray:
@@ -170,16 +170,17 @@ def sum_of_squares(gradients, start, stop):
 
 
 @vectorized
-def adamw_chunk(gradients, start, stop, weight, first, second, copy, factors):
+def adamw_chunk(gradients, start, stop, weight, moments, copy, factors):
     """Move the elements start..stop of a weight (float32), its moments and its bf16 copy.
 
-    With g = clip x the added gradients, m and v the moments `first` and `second`:
+    With g = clip x the added gradients, and m and v the moments:
 
         m = beta1 m + rest1 g;  v = beta2 v + rest2 g^2
         w = decay w - size m / (root sqrt(v) + eps)
 
     The factors are float32, in the order below. A copy of length 0 is none.
     """
+    first, second = moments
     clip, beta1, rest1, beta2, rest2 = factors[0], factors[1], factors[2], factors[3], factors[4]
     decay, size, root, eps = factors[5], factors[6], factors[7], factors[8]
     sums = np.empty(BLOCK, np.float32)
