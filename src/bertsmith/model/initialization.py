@@ -28,8 +28,9 @@ from bertsmith.model.recurrent import LSTM
 
 Module = TypeVar("Module", bound=nn.Module)
 CHUNK = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
-SHARPNESS = 1.2  # of queries and keys: a head gives its neighbour about half of its attention
-EQUAL_SCORE = 13.0  # of two equal pieces, before the softmax; 4 and 25 do not compare as well
+# before the softmax
+NEIGHBOUR_SCORE = 5.76  # of the neighbour, which gets about half of the attention
+EQUAL_SCORE = 13.0  # of two equal pieces; 4 and 25 do not compare as well
 
 
 class WithoutInitialization(TorchFunctionMode):
@@ -105,10 +106,9 @@ def local_start(encoder: Encoder, std: float, special_ids: Sequence[int] = ()) -
     # A layer's attention adds to a token its own vector times gain: after all layers a quarter of
     # its square is kept. With gain 1 in four layers nothing was learned (docs/design/lab.md).
     gain = min(1.0, math.sqrt(4 ** (1 / config.num_layers) - 1))
-    # half of the square of a vector is its piece's, half its position's and its segment's (a model
-    # without segments has a score a third higher)
     size = config.hidden_size // heads
-    equal = math.sqrt(EQUAL_SCORE / (size / 2) * math.sqrt(size))
+    # a model without segments has a score a third higher
+    equal = scale_for(EQUAL_SCORE, size)
     with torch.no_grad():
         angles = torch.arange(config.max_positions)[:, None] * frequencies
         table = encoder.embeddings.position.weight
@@ -178,4 +178,17 @@ def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tens
     query[2 * pairs, sines], query[2 * pairs, cosines] = angle.cos(), angle.sin()
     query[2 * pairs + 1, cosines], query[2 * pairs + 1, sines] = angle.cos(), -angle.sin()
     key[2 * pairs, sines] = key[2 * pairs + 1, cosines] = 1.0
-    return SHARPNESS * query, SHARPNESS * key
+    scale = scale_for(NEIGHBOUR_SCORE, len(query))
+    return scale * query, scale * key
+
+
+def scale_for(score: float, head_size: int) -> float:
+    """The scale of queries and keys that gives a score, in a head of any size.
+
+    Half of the square of a vector is its piece's, half its position's and its segment's: a head
+    that reads one half finds head_size / 2 where it looks for it, over the root of its size.
+
+    >>> scale_for(5.76, 64), round(scale_for(5.76, 32), 3)
+    (1.2, 1.427)
+    """
+    return math.sqrt(score / (head_size / 2) * math.sqrt(head_size))
