@@ -108,7 +108,8 @@ def made(out):
 
 
 ALL = sorted(
-    ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "pretrain-elmo-16x32", "features-ner"]
+    ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "pretrain-elmo-16x32"]
+    + ["features-mlm-4x64-ner-1"]
     + [f"finetune-{row}-1" for row in ("mlm-4x64-sst2", "mlm-4x64-ner", "ltr-4x64-sst2")]
     + ["finetune-elmo-16x32-sst2-1"]
 )

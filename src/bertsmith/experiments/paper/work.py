@@ -303,7 +303,7 @@ class Work:
             return self.pretraining(variant)
         data = self.data[column.task.name]
         if column.is_features:
-            return self._tagging(variant, data)
+            return self._tagging(variant, data, seed)
         return self._finetuning(variant, data, seed)
 
     def _finetuning(self, variant: Variant, data: TaskData, seed: int) -> Cell:
@@ -327,30 +327,35 @@ class Work:
 
         made_of = {**data.made_of, **origin, "settings": settings, "seed": seed}
         made_of["precision"] = self.precision
-        step = f"-step{origin['step']}" if "step" in origin else ""
-        label = f"{inputs[0].label if inputs else 'model'}{step}-{task.name}-{seed}"
         kept = RESULT_FILE, SCORES_FILE
         epochs, rows = settings.get("epochs", 3), self.scale.train_examples or 10_000
         length = 128 if task.task_type in ("answer", "tag") else TYPICAL_LENGTH
         flops = training_flops(self.config(variant), math.ceil(epochs * rows), length, length, 0)
+        label = label_of(inputs, origin, task, seed)
         return Cell("finetune", label, made_of, make, inputs, flops, kept)
 
-    def _tagging(self, variant: Variant, data: TaskData) -> Cell:
-        """All rows of Table 7 and all seeds over one encoder, whose states are computed once."""
+    def _tagging(self, variant: Variant, data: TaskData, seed: int) -> Cell:
+        """All rows of Table 7 over one encoder, whose states are computed once."""
         folder, origin, inputs = self.start(variant)
-        seeds = range(1, self.scale.seeds + 1)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
         own = from_mapping(FrozenSettings, {**settings, **self._machine}, "features")
 
         def make(out: Path) -> None:
             train, dev, files = data.sets
             sets, provenance = {"train": train, "dev": dev}, Provenance(data=files)
-            feature_table(folder, sets, self.rows, seeds, own, out, provenance)
+            feature_table(folder, sets, self.rows, [seed], own, out, provenance)
             remove_folder(out / "states")  # gigabytes
 
-        rows = {"rows": self.rows, "seeds": [*seeds], "precision": self.precision}
+        rows = {"rows": self.rows, "seed": seed, "precision": self.precision}
         made_of = {**data.made_of, **origin, "settings": settings, **rows}
         words = 15 * (self.scale.train_examples or 14_000)  # of a sentence
         weights = 8 * own.hidden_size * (4 * self.config(variant).hidden_size + 3 * own.hidden_size)
-        flops = 6.0 * len(self.rows) * len(seeds) * own.epochs * words * weights
-        return Cell("features", data.task.name, made_of, make, inputs, flops)
+        flops = 6.0 * len(self.rows) * own.epochs * words * weights
+        label = label_of(inputs, origin, data.task, seed)
+        return Cell("features", label, made_of, make, inputs, flops)
+
+
+def label_of(inputs: Sequence[Cell], origin: Mapping[str, Any], task: Task, seed: int) -> str:
+    """The model, its step if it is not the last, the task and the seed."""
+    step = f"-step{origin['step']}" if "step" in origin else ""
+    return f"{inputs[0].label if inputs else 'model'}{step}-{task.name}-{seed}"
