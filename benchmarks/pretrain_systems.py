@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import resource
 import sys
 import time
@@ -27,6 +28,7 @@ from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.blocks import cpu_features
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
@@ -43,15 +45,29 @@ PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
 SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the others in the library
     "bertsmith, fast": {"dropout": 0.0, "precision": "auto-int8"},
-    "bertsmith, fast, bf16": {"dropout": 0.0},
+    "bertsmith, fast, without int8": {"dropout": 0.0},
     "bertsmith, paper": {"dropout": 0.1, "optimizer": "paper-adam", "activation": "gelu_tanh"},
     "bertsmith, the recipe fast": {"recipe": "fast"},
     "transformers, as shipped": {"dropout": 0.1},
     "transformers, as shipped, dropout 0": {"dropout": 0.0},
-    "transformers, best": {"dropout": 0.1, "bf16": True, "compiled": True},
-    "transformers, best, dropout 0": {"dropout": 0.0, "bf16": True, "compiled": True},
-    "transformers, masked head, dropout 0": {"dropout": 0.0, "bf16": True, "masked_head": True},
+    "transformers, compiled": {"dropout": 0.1, "auto": True, "compiled": True},
+    "transformers, compiled, dropout 0": {"dropout": 0.0, "auto": True, "compiled": True},
+    "transformers, masked head, dropout 0": {"dropout": 0.0, "auto": True, "masked_head": True},
+    "transformers, masked head, kept memory, dropout 0": {
+        "dropout": 0.0,
+        "auto": True,
+        "masked_head": True,
+        "kept": True,
+    },
+    "transformers, masked head, kept memory, compiled, dropout 0": {
+        "dropout": 0.0,
+        "auto": True,
+        "masked_head": True,
+        "kept": True,
+        "compiled": True,
+    },
 }
+PAIRS: Any = "paper"  # of all but the recipe
 
 
 def make_rows(size: str, length: int) -> int:
@@ -85,7 +101,7 @@ def ours(
     if "recipe" in options:
         recipe = read_recipe(options["recipe"])
     else:
-        recipe = PretrainSettings(bag_of_words=0.0)  # the loss of the peers
+        recipe = PretrainSettings(bag_of_words=0.0, nsp_sampling=PAIRS)  # as the peers
         changes |= {"dropout": options["dropout"], "attention_dropout": options["dropout"]}
         changes |= {name: options[name] for name in ("optimizer", "activation") if name in options}
         changes["precision"] = options.get("precision", "auto")
@@ -126,9 +142,14 @@ def theirs(
     size: str, length: int, folder: Path, options: dict[str, Any]
 ) -> tuple[Callable[[int], None], dict[str, float]]:
     """transformers' model and loss, torch's fused AdamW, the paper's rows, the same clipping."""
+    if options.get("kept"):
+        keep_freed_memory()
+        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # as `choose_engine` does
     import transformers
 
     torch.set_num_threads(usable_cores())
+    # not by `choose_engine`, which asks for huge pages
+    is_bf16 = "auto" in options and bool({"avx512bf16", "amx-bf16"} & cpu_features())
     shape = config_for(size, PIECES)
     config = transformers.BertConfig(
         vocab_size=PIECES,
@@ -141,13 +162,14 @@ def theirs(
     )
     model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    stream = open_stream(folder, PretrainSettings(max_length=length, steps=1))
+    settings = PretrainSettings(max_length=length, steps=1, nsp_sampling=PAIRS)
+    stream = open_stream(folder, settings)
     batches = [their_batch(stream, k, make_rows(size, length)) for k in range(BATCHES)]
     loss_of = masked_head_loss if options.get("masked_head") else whole_loss
     forward: Any = torch.compile(loss_of) if options.get("compiled") else loss_of
 
     def step(number: int) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bool(options.get("bf16"))):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
             loss = forward(model, batches[number % BATCHES])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -160,18 +182,20 @@ def theirs(
 
 def whole_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """As shipped: logits at every position."""
-    return model(**batch).loss
+    others = ("positions", "labels_there")
+    return model(**{name: part for name, part in batch.items() if name not in others}).loss
 
 
 def masked_head_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """transformers' modules, the masked-LM head at the masked positions only."""
     inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
     output = model.bert(**inputs)
-    chosen = batch["labels"] != -100
-    logits = model.cls.predictions(output.last_hidden_state[chosen])
+    hidden, positions = output.last_hidden_state, batch["positions"]
+    chosen = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2])).flatten(0, 1)
+    logits = model.cls.predictions(chosen)
     following = model.cls.seq_relationship(output.pooler_output)
     cross_entropy = torch.nn.functional.cross_entropy
-    return cross_entropy(logits.float(), batch["labels"][chosen]) + cross_entropy(
+    return cross_entropy(logits.float(), batch["labels_there"].flatten()) + cross_entropy(
         following.float(), batch["next_sentence_label"]
     )
 
@@ -187,6 +211,9 @@ def their_batch(stream: PretrainingStream, number: int, rows: int) -> dict[str, 
         "token_type_ids": batch.token_types.astype(np.int64),
         "attention_mask": (np.arange(length) < batch.lengths[:, None]).astype(np.int64),
         "labels": labels,
+        # the places to predict, as many in every row, and -100 where a row has fewer
+        "positions": batch.masked_positions.astype(np.int64),
+        "labels_there": np.where(batch.masked_weights > 0, batch.masked_labels, -100),
         "next_sentence_label": batch.next_labels,
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
