@@ -213,7 +213,9 @@ def their_batch(stream: PretrainingStream, number: int, rows: int) -> dict[str, 
         "labels": labels,
         # the places to predict, as many in every row, and -100 where a row has fewer
         "positions": batch.masked_positions.astype(np.int64),
-        "labels_there": np.where(batch.masked_weights > 0, batch.masked_labels, -100),
+        "labels_there": np.where(batch.masked_weights > 0, batch.masked_labels, -100).astype(
+            np.int64
+        ),
         "next_sentence_label": batch.next_labels,
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

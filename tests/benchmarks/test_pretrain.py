@@ -89,6 +89,20 @@ def test_at_other_sizes_all_take_turns(module, compare):
     assert page(module("pretrain"), of_before) == page(module("pretrain"), result)
 
 
+def test_the_masked_head_has_the_loss_of_all_positions(module, tmp_path):
+    transformers, systems = pytest.importorskip("transformers"), module("pretrain_systems")
+    systems.make_store(tmp_path / "store")
+    settings = systems.PretrainSettings(max_length=32, steps=1, nsp_sampling="paper")
+    batch = systems.their_batch(systems.open_stream(tmp_path / "store", settings), 0, 4)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=systems.PIECES, **shape, intermediate_size=16)
+    model = transformers.BertForPreTraining(config).eval()
+    whole, part = (
+        loss(model, batch).item() for loss in (systems.whole_loss, systems.masked_head_loss)
+    )
+    assert part == pytest.approx(whole, rel=1e-5)  # sums in another order
+
+
 @pytest.mark.parametrize("path", sorted((BENCHMARKS / "results/pretrain").glob("*.json")))
 def test_the_page_is_that_of_the_results(module, path):
     text = path.with_suffix(".md").read_text(encoding="utf-8")
