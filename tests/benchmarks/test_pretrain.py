@@ -49,7 +49,7 @@ def compare(module, monkeypatch):
 
 
 def page(pretrain, *results):
-    about = {"cpu": "a processor", "threads": 1, "torch": "2", "precision": "float32"}
+    about = {"threads": 1, "torch": "2"}
     record = {"command": "", "date": "", "machine": about, "transformers": "5"}
     return pretrain.table({**record, "results": results})
 

@@ -151,7 +151,7 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
     assert cli(*command(files, out)).out == ran.out and len(done) == len(ALL)
     (out / "toy.md").unlink()
     two = ["reproduce", toy(files, "two", seeds=2), *command(files, out)[1:]]
-    assert cli(*two).code == 130  # at a cell of the first
+    assert cli(*two).code == 130  # in a cell of `two`, when `toy` has its page again
     assert (out / "toy.md").read_text() in ran.out and not (out / "two.md").exists()
     monkeypatch.setattr(cells_file, "write_json", write_mark)
     assert cli(*command(files, out, "--seeds", 2, "--tasks", "sst2")).code == 0

@@ -50,6 +50,10 @@ def test_the_call_of_a_gpu_is_the_steps():
     found = run(LSTM.forward, [x.cuda()], above.cuda(), deepcopy(ours).cuda())
     # cuDNN may take TF32, of 10 bits
     torch.testing.assert_close([one.cpu() for one in found], wanted, atol=5e-3, rtol=5e-3)
+    with torch.autocast("cuda", torch.bfloat16):  # float16 would have no gradients so small
+        small = run(LSTM.forward, [x.cuda()], 1e-7 * above.cuda(), deepcopy(ours).cuda())
+    found, wanted = (1e7 * part[1].cpu() for part in (small, (None, 1e-7 * wanted[1])))
+    torch.testing.assert_close(found, wanted, atol=5e-2, rtol=5e-2)
 
 
 def test_gradients_by_differences():

@@ -79,7 +79,7 @@ class Answering:
 
     @property
     def machine(self) -> tuple[str, str, str]:
-        """Device, precision and threads: they decide the numbers besides model and input."""
+        """Device, precision and engine, which decide the numbers besides model and input."""
         return self.device, self.precision, self.engine
 
 

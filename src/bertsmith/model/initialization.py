@@ -28,7 +28,7 @@ from bertsmith.model.recurrent import LSTM
 
 Module = TypeVar("Module", bound=nn.Module)
 CHUNK = 1 << 17  # numbers drawn at a time, which stay in the processor's cache
-# before the softmax
+# scores before the softmax:
 NEIGHBOUR_SCORE = 5.76  # of the neighbour, which gets about half of the attention
 EQUAL_SCORE = 13.0  # of two equal pieces; 4 and 25 do not compare as well
 
@@ -185,8 +185,8 @@ def rotated_head(read: Tensor, frequencies: Tensor, distance: int) -> tuple[Tens
 def scale_for(score: float, head_size: int) -> float:
     """The scale of queries and keys that gives a score, in a head of any size.
 
-    Half of the square of a vector is its piece's, half its position's and its segment's: a head
-    that reads one half finds head_size / 2 where it looks for it, over the root of its size.
+    A match scores scale^2 x (head_size / 2) / sqrt(head_size): half of the square of a vector is
+    its piece's, half its position's and its segment's.
 
     >>> scale_for(5.76, 64), round(scale_for(5.76, 32), 3)
     (1.2, 1.427)

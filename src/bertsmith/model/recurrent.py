@@ -2,7 +2,7 @@
 
 oneDNN's LSTM in bf16 reorders its weights in every backward pass, which takes as long as a batch of
 1,000 words, and there is none of its GRU. Here the matrix products are plain ones, and all but
-those of the state run for all steps at once.
+those of the state run for all steps at once. On a GPU an LSTM is cuDNN's.
 
 Letters as in encoder.py; besides: N layers of the encoder, I inputs, K classes, S steps (words or
 tokens), G the size of one direction; in an LSTM H is the size of its state.
@@ -48,17 +48,20 @@ class LSTM(nn.Module):
         return self.run(x_SBI, start_BH, start_BH)[0]
 
     def in_one_call(self, x_SBI: Tensor) -> Tensor:
-        """The same by PyTorch's operator: on a GPU all steps are one call of cuDNN."""
+        """The same by PyTorch's operator, in float32: on a GPU all steps are one call of cuDNN."""
         bias_G = self.inputs.bias
         weights = self.inputs.weight, self.state.weight, bias_G, torch.zeros_like(bias_G)
         # side by side, as cuDNN wants them
-        flat = torch.cat([one.to(x_SBI.dtype).flatten() for one in weights])
+        flat = torch.cat([one.flatten() for one in weights])
         parts = flat.split([one.numel() for one in weights])
         placed = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
-        start_1BH = x_SBI.new_zeros(1, x_SBI.shape[1], self.state.in_features)
-        given = x_SBI, (start_1BH, start_1BH), placed
+        start_1BH = flat.new_zeros(1, x_SBI.shape[1], self.state.in_features)
         layers, dropout, train = 1, 0.0, torch.is_grad_enabled()
-        return torch.lstm(*given, True, layers, dropout, train, False, False)[0]
+        # autocast would take float16 here, whatever it takes elsewhere, and lose small gradients
+        with torch.autocast(x_SBI.device.type, enabled=False):
+            given = x_SBI.to(flat.dtype), (start_1BH, start_1BH), placed
+            states = torch.lstm(*given, True, layers, dropout, train, False, False)[0]
+        return states.to(x_SBI.dtype)
 
     def run(self, x_SBI: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
         """States and cells, [S, B, H] each, from the state and the cell before the first step."""

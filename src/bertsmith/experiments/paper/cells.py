@@ -16,6 +16,7 @@ import hashlib
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -138,25 +139,23 @@ def needed(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def all_done(cells: Iterable[Cell], root: Path) -> bool:
-    return all(cell.seconds(root) is not None for cell in cells)
-
-
 def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
-    """Compute all that are needed and not done, by whichever process; stops at the start, and
-    where one more is done.
+    """Compute all that are needed and not done, by whichever process.
+
+    Yields at the start and after each that this process made: the caller may write pages.
 
     Errors: ValueError for a finished cell whose files were changed; the first of the work, when all
     cells that do not build on it are done.
     """
     left = [cell for cell in needed(cells) if cell.seconds(root) is None]
     failed: dict[str, Exception] = {}
-    total = len(left)
+    total, made = len(left), 0
     yield
     while left:
         before = len(left)
         for cell in list(left):
             if lost := [failed[one.key] for one in cell.inputs if one.key in failed]:
+                print(f"{cell.name}: left out, for it builds on what failed", file=sys.stderr)
                 failed[cell.key] = lost[0]
                 left.remove(cell)
                 continue
@@ -167,13 +166,15 @@ def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
             except Held:
                 continue
             except Exception as error:  # of whatever kind: hours of others do not wait for it
-                print(f"{cell.name} failed: {error}", file=sys.stderr)
+                print(f"{cell.name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+                traceback.clear_frames(error.__traceback__)  # they hold the model
                 failed[cell.key] = error
                 left.remove(cell)
                 continue
             left.remove(cell)
+            made += 1
             took = duration(cell.seconds(root) or 0.0)
-            print(f"{total - len(left)} of {total}: {cell.name}: {took}", file=sys.stderr)
+            print(f"{made} of {total}: {cell.name}: {took}", file=sys.stderr)
             yield
         if len(left) == before:
             time.sleep(WAIT)

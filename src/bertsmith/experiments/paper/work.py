@@ -40,7 +40,7 @@ from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
-from bertsmith.training.engine import choose_engine
+from bertsmith.training.engine import AUTO_INT8, choose_engine
 from bertsmith.training.finetuning.feature_tagger import feature_table
 from bertsmith.training.finetuning.run import SCORES_FILE, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, FrozenSettings, Provenance
@@ -213,7 +213,7 @@ class Work:
         return Cell(
             "pretrain",
             label,
-            {**made_of, "precision": self.precision},
+            {**made_of, "precision": self._pretraining_precision(settings)},
             lambda folder: make(folder, asked),
             (self.text_cell,),
             self._pretraining_flops(variant, settings),
@@ -260,9 +260,16 @@ class Work:
         two = {"directions": 2} if objective == "ltr+rtl" else {}
         return config_for(size, self.scale.vocab_size, causal=objective.startswith("ltr"), **two)
 
+    def _pretraining_precision(self, settings: Mapping[str, Any]) -> str:
+        """The machine's, unless the recipe or the user wants int8 where it is faster."""
+        wanted = self.machine.precision, make_recipe(settings.get("recipe"), {}, None).settings
+        is_int8 = AUTO_INT8 in (wanted[0], wanted[1].precision if wanted[0] == "auto" else None)
+        return AUTO_INT8 if is_int8 else self.precision
+
     def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
         store = self.text_cell.folder(self.root) / "store"
         fixed: dict[str, Any] = {"resume": True, "loggers": (), **self._machine}
+        fixed["precision"] = self._pretraining_precision(settings)
         if is_finished(folder):  # and was stopped before it counted
             return
         if not pretrain(store, folder, **fixed, **settings).finished:
@@ -335,7 +342,7 @@ class Work:
         return Cell("finetune", label, made_of, make, inputs, flops, kept)
 
     def _tagging(self, variant: Variant, data: TaskData, seed: int) -> Cell:
-        """All rows of Table 7 over one encoder, whose states are computed once."""
+        """All rows of Table 7 of a seed; the encoder's states are computed once for them."""
         folder, origin, inputs = self.start(variant)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
         own = from_mapping(FrozenSettings, {**settings, **self._machine}, "features")
