@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from bertsmith.experiments.paper.experiment import (
 from bertsmith.experiments.paper.verdicts import held, paired_p
 from bertsmith.experiments.paper.work import Work, find_data
 from bertsmith.tasks.task import find_task
+from bertsmith.training.settings import Machine
 
 from ..tiny import ANIMALS, PLACES, cli, refused, write
 
@@ -245,6 +247,22 @@ def test_keys_are_of_all_that_decides(monkeypatch):
     assert len(others | {cell().key}) == 5
     chain = cell(3, (cell(2, (cell(1),)),))
     assert [one.made_of["v"] for one in needed([chain, chain])] == [1, 2, 3]
+
+
+def test_the_precision_of_a_pretraining_is_in_its_key():
+    experiment = read_experiment("table7", "nano")
+    machine = Machine(device="cpu", precision="float32")
+    for asked, wanted in (
+        ({}, "float32"),
+        ({"recipe": "fast"}, "float32"),  # the command's, before the recipe's
+        ({"recipe": "fast", "precision": "auto-int8"}, "auto-int8"),
+    ):
+        work = Work("nano", experiment.scale, [], {}, (), (), root=None, machine=machine)
+        variant = replace(experiment.variants[0], pretrain=asked)
+        assert work.pretraining(variant).made_of["precision"] == wanted
+    work = replace(work, machine=Machine(device="cpu"))
+    variant = replace(experiment.variants[0], pretrain={"recipe": "fast"})
+    assert work.pretraining(variant).made_of["precision"] == "auto-int8"
 
 
 def test_time_left_goes_by_what_was_measured(tmp_path):

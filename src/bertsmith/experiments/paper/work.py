@@ -40,7 +40,7 @@ from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
-from bertsmith.training.engine import AUTO_INT8, choose_engine
+from bertsmith.training.engine import choose_engine
 from bertsmith.training.finetuning.feature_tagger import feature_table
 from bertsmith.training.finetuning.run import SCORES_FILE, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, FrozenSettings, Provenance
@@ -261,18 +261,19 @@ class Work:
         return config_for(size, self.scale.vocab_size, causal=objective.startswith("ltr"), **two)
 
     def _pretraining_precision(self, settings: Mapping[str, Any]) -> str:
-        """The machine's, unless the recipe or the user wants int8 where it is faster."""
-        wanted = self.machine.precision, make_recipe(settings.get("recipe"), {}, None).settings
-        is_int8 = AUTO_INT8 in (wanted[0], wanted[1].precision if wanted[0] == "auto" else None)
-        return AUTO_INT8 if is_int8 else self.precision
+        """The variant's, the command's or the recipe's; "auto" is what the machine has."""
+        recipe = make_recipe(settings.get("recipe"), {}, None).settings
+        named = settings.get("precision"), self.machine.precision, recipe.precision
+        asked = next((one for one in named if one not in (None, "auto")), "auto")
+        return self.precision if asked == "auto" else asked
 
     def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
         store = self.text_cell.folder(self.root) / "store"
-        fixed: dict[str, Any] = {"resume": True, "loggers": (), **self._machine}
-        fixed["precision"] = self._pretraining_precision(settings)
+        given: dict[str, Any] = {"resume": True, "loggers": (), **self._machine, **settings}
+        given["precision"] = self._pretraining_precision(settings)
         if is_finished(folder):  # and was stopped before it counted
             return
-        if not pretrain(store, folder, **fixed, **settings).finished:
+        if not pretrain(store, folder, **given).finished:
             raise KeyboardInterrupt
 
     def _make_elmo(self, folder: Path, settings: Mapping[str, Any]) -> None:
