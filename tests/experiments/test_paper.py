@@ -270,14 +270,15 @@ def test_time_left_goes_by_what_was_measured(tmp_path):
         write_json(folder / "result.json", {})
 
     first, second, other = (
-        Cell(kind, "x", {"n": n}, make, flops=8.0) for kind, n in (("a", 1), ("a", 2), ("b", 3))
+        Cell(kind, "x", {"n": n}, make, flops=8.0, budget=budget)
+        for kind, n, budget in (("a", 1, 0.0), ("a", 2, 0.0), ("b", 3, 1.0))
     )
     [*compute([first], tmp_path)]
     done = first.folder(tmp_path) / "cell.json"
     write_json(done, read_json(done) | {"seconds": 4.0})
     left = time_left([first, second, other], tmp_path, flops_per_second=1.0)
     assert left["a"] == {"done": 1, "left": 1, "flops": 8.0, "seconds": 4.0}
-    assert left["b"]["seconds"] == 8.0
+    assert left["b"]["seconds"] == 8.0 + 1.0  # FLOPs and the budget
 
 
 @pytest.mark.parametrize("name", experiment_names())

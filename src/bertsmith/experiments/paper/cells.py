@@ -54,6 +54,8 @@ class Cell:
     """About as many operations; for the time that is left."""
     kept: tuple[str, ...] = (RESULT_FILE,)
     """Files that must stay as they were written."""
+    budget: float = 0.0
+    """Seconds that it takes on any machine, besides its FLOPs."""
 
     @cached_property
     def key(self) -> str:
@@ -190,12 +192,15 @@ def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dic
     found: dict[str, Any] = {}
     for cell in needed(cells):
         kind = found.setdefault(
-            cell.kind, {"done": 0, "left": 0, "flops": 0.0, "done_flops": 0.0, "done_seconds": 0.0}
+            cell.kind,
+            {"done": 0, "left": 0, "flops": 0.0, "budget": 0.0}
+            | {"done_flops": 0.0, "done_seconds": 0.0},
         )
         seconds = cell.seconds(root)
         if seconds is None:
             kind["left"] += 1
             kind["flops"] += cell.flops
+            kind["budget"] += cell.budget
         else:
             kind["done"] += 1
             kind["done_flops"] += cell.flops
@@ -203,5 +208,5 @@ def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dic
     for kind in found.values():
         done_flops, done_seconds = kind.pop("done_flops"), kind.pop("done_seconds")
         speed = done_flops / done_seconds if done_flops and done_seconds else flops_per_second
-        kind["seconds"] = kind["flops"] / speed
+        kind["seconds"] = kind["flops"] / speed + kind.pop("budget")
     return found

@@ -218,6 +218,7 @@ class Work:
             (self.text_cell,),
             self._pretraining_flops(variant, settings),
             (RESULT_FILE, WEIGHTS),
+            60.0 * settings.get("minutes", 0.0),
         )
 
     def pretrain_settings(self, variant: Variant) -> dict[str, Any]:
