@@ -350,6 +350,13 @@ def test_a_budget_takes_the_place_of_another():
         (('title = "Masked"', 'title = "Masked"\nfeatures = "lst"'), "unknown row 'lst'"),
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
         (("[nano]", "[nano"), "not valid TOML"),
+        (("[nano]", "[nano]\nseed = 3"), "wrong.toml: [nano]: unknown setting 'seed'"),
+        (
+            ('title = "Masked"', 'title = "Masked"\nfinetune = { bilstn = true }'),
+            "wrong.toml: variant mlm: finetune: unknown setting 'bilstn': did you mean 'bilstm'",
+        ),
+        (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
+        (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
     ],
 )
 def test_mistakes_in_a_file(files, tmp_path, change, message):
@@ -366,6 +373,8 @@ def test_mistakes_of_the_command(files, tmp_path):
     assert "unknown experiment 'table9': did you mean 'table" in refused(*own)
     own[1] = "table4"  # its task's folder is not there
     assert "no folder of swag, which table4 measures" in refused(*own)
+    own[own.index("--data") + 1] = "nodata"
+    assert "nodata: no such folder; it has one for each task" in refused(*own)
     own[1:2] = ["all", "table1"]
     assert "leave the others out" in refused(*own)
     assert not (tmp_path / "out").exists()

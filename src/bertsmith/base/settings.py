@@ -121,13 +121,8 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
     Errors: ValueError for an unknown name (with the nearest one), a wrong type, a missing setting.
     """
     assert dataclasses.is_dataclass(kind)
-    hints = _type_hints(kind)
+    converted = convert(kind, values, source)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    converted = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise ValueError(f"{source}: unknown setting '{name}': {nearest(name, fields)}")
-        converted[name] = _convert(hints[name], value, f"{source}: {name}")
     nothing = dataclasses.MISSING
     missing = [
         name
@@ -140,6 +135,21 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
         return kind(**converted)  # type: ignore[return-value]
     except ValueError as error:  # of bounds, or of settings together
         raise ValueError(f"{source}: {error}") from error
+
+
+def convert(kind: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Some settings of a dataclass, each of the type of its field.
+
+    Errors: ValueError for an unknown name (with the nearest one) or a wrong type.
+    """
+    hints = _type_hints(kind)
+    fields = [field.name for field in dataclasses.fields(kind) if field.init]
+    converted = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ValueError(f"{source}: unknown setting '{name}': {nearest(name, fields)}")
+        converted[name] = _convert(hints[name], value, f"{source}: {name}")
+    return converted
 
 
 def checked(fields: type | None = None) -> Callable[[Function], Function]:

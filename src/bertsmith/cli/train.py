@@ -216,6 +216,8 @@ def run_finetune(settings: Finetune) -> int:
 
     result, recipe = run_request(settings, ["bertsmith", *sys.argv[1:]])
     show(result["seeds"], result["dev_examples"])
+    if result["restarts"]:
+        print(restarts_line(result["restarts"]))
     is_last = recipe.keep == "last" and len(result["seeds"]) == 1
     print(
         f"{settings.out}: the model of seed {result['best_seed']} after step "
@@ -234,6 +236,17 @@ def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
         print(f"seed {seed}: {metrics}{beside}")
     if len(seeds) > 1:
         print(f"{seeds_line(list(seeds.values()))}{beside}")
+
+
+def restarts_line(restarts: Sequence[Mapping[str, object]]) -> str:
+    """The seeds whose trainings came to nothing.
+
+    >>> restarts_line([{"seed": 1}, {"seed": 3}])
+    'collapsed (the report says how): seeds 1, 3'
+    """
+    return (
+        f"collapsed (the report says how): seeds {', '.join(str(row['seed']) for row in restarts)}"
+    )
 
 
 def seeds_line(figures: Sequence[Mapping[str, float]]) -> str:

@@ -16,14 +16,15 @@ from bertsmith.base.settings import (
     Count,
     NotNegative,
     check_bounds,
+    convert,
     from_mapping,
     nearest,
     toml_values,
 )
 from bertsmith.experiments.settings import SCALES
 from bertsmith.tasks.task import Task, find_task
-from bertsmith.training.finetuning.settings import ROWS
-from bertsmith.training.pretraining.settings import BUDGETS
+from bertsmith.training.finetuning.settings import ROWS, FinetuneSettings, FrozenSettings
+from bertsmith.training.pretraining.settings import BUDGETS, PretrainSettings
 
 TABLES = Path(__file__).parent / "tables"
 LINEAGE = "lineage"  # the experiment that is not the paper's
@@ -194,11 +195,29 @@ def read_experiment(name: str, scale: str) -> Experiment:
         path = TABLES / f"{name}.toml"
     values = toml_values(path)
     own = {one: values.pop(one, {}) for one in SCALES}
-    values["scale"] = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
+    whole = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
+    values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
     if points := values.get("points"):
         both = [(variant, point) for variant in values.get("variants", ()) for point in points]
         values["variants"] = [_at(variant, point) for variant, point in both]
-    return from_mapping(Experiment, values, str(path))
+    experiment = from_mapping(Experiment, values, str(path))
+    _check_keywords(experiment.scale, f"{path}: [{scale}]")
+    for variant in experiment.variants:
+        _check_keywords(variant, f"{path}: variant {variant.name}")
+    return experiment
+
+
+def _check_keywords(part: Scale | Variant, source: str) -> None:
+    """Errors: ValueError for keywords of the public functions that they do not have."""
+    kinds = {
+        "pretrain": PretrainSettings,
+        "finetune": FinetuneSettings,
+        "features": FrozenSettings,
+    }
+    for name, kind in kinds.items():
+        if isinstance(found := getattr(part, name), Mapping):
+            known = {key: value for key, value in found.items() if key != "recipe"}
+            convert(kind, known, f"{source}: {name}")
 
 
 def _at(variant: Mapping[str, Any], point: float) -> dict[str, Any]:

@@ -114,9 +114,10 @@ def _claims(result: Mapping[str, Any]) -> Part:
         "paired t over the seeds both have p below 0.05; else it is not sure. At a small scale "
         "much of what the paper found cannot be seen, and what is not seen is not refuted."
     )
-    return Part(
-        "What the paper says, and what was found", words, ["", "on", "source", "here"], rows
-    )
+    figures = [figure for row in result["rows"].values() for figure in row["figures"].values()]
+    of_paper = any(figure["paper"] is not None for figure in figures)
+    title = "What the paper says, and what was found" if of_paper else "Claims, and what was found"
+    return Part(title, words, ["", "on", "source", "here"], rows)
 
 
 def _tests(result: Mapping[str, Any], columns: Sequence[str]) -> Part:

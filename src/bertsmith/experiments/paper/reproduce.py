@@ -168,6 +168,10 @@ def task_data(
     asked = chosen(experiment.columns, settings.tasks, name)
     columns = [column for column in map(Column, asked) if not column.is_perplexity]
     tasks = {column.task.name: column.task for column in columns}
+    if tasks and not settings.data.is_dir():
+        raise ValueError(
+            f"{settings.data}: no such folder; it has one for each task, such as SST-2"
+        )
     paths = {task: find_data(settings.data, row) for task, row in tasks.items()}
     missing = ", ".join(task for task, path in paths.items() if path is None)
     if missing and (settings.tasks or (len(columns) == len(asked) and not any(paths.values()))):

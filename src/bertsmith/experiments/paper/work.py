@@ -191,7 +191,13 @@ class Work:
         vocabulary = folder / "vocab"
         if not vocabulary.exists():
             documents, pieces = read_documents(self.text), self.scale.vocab_size
-            trained = train_vocabulary(documents, pieces, GOOGLE_CASED, workers=self.workers)
+            try:
+                trained = train_vocabulary(documents, pieces, GOOGLE_CASED, workers=self.workers)
+            except ValueError as error:
+                where = (
+                    f"`vocab_size` of the experiment's scale, [{self.scale_name}], is {pieces:,}"
+                )
+                raise ValueError(f"{where}, but {error}") from error
             with atomic_folder(vocabulary) as temporary:
                 Tokenizer(trained, GOOGLE_CASED).save(temporary)
         tokenizer = Tokenizer.from_pretrained(vocabulary)
@@ -270,7 +276,8 @@ class Work:
 
     def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
         store = self.text_cell.folder(self.root) / "store"
-        given: dict[str, Any] = {"resume": True, "loggers": (), **self._machine, **settings}
+        is_begun = RunFolder(folder).kind() is not None
+        given: dict[str, Any] = {"resume": is_begun, "loggers": (), **self._machine, **settings}
         given["precision"] = self._pretraining_precision(settings)
         if is_finished(folder):  # and was stopped before it counted
             return
