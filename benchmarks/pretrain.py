@@ -10,13 +10,13 @@ fast" train on the same rows: the paper's pairs, 15% masked, 30,522 pieces, 4,09
 faster; "paper" is the step with dropout 0.1 everywhere; "the recipe fast" has the rows, masks and
 shape of that recipe. The peers beyond "as shipped" have bf16 where this processor multiplies in
 it, else float32. "Masked head": logits at the masked positions only. "Kept memory": freed memory is
-kept and pages are huge, as ours are. Between the turns a 2048-cubed
-product tells how fast the machine is at that moment. Tokens are real ones, padding not
-counted. Medians of the rounds; ratios are medians of the ratios of rounds in one group. Share of
-the peak: useful operations (6 x weights used x tokens + attention, the head at masked positions)
-over the best product of the run, which int8 could exceed. "First step": the first step alone,
-compilation included, of a process that starts beside the others of its group; from the command to
-its end: benchmarks/first_step.py. Results go to results/pretrain, one file a kind of processor.
+kept and pages are huge, as ours are. Between the turns a 2048-cubed product tells how fast the
+machine is at that moment. Tokens are real ones, padding not counted. Medians of the rounds; ratios
+are medians of the ratios of rounds in one group. Share of the peak: useful operations (6 x weights
+used x tokens + attention, the head at masked positions) over the best product of the run, which
+int8 could exceed. "First step": the first step alone, compilation included, of a process that
+starts beside the others of its group; from the command to its end: benchmarks/first_step.py.
+Results go to results/pretrain, one file a kind of processor.
 """
 
 from __future__ import annotations

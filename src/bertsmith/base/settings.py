@@ -121,7 +121,7 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
     Errors: ValueError for an unknown name (with the nearest one), a wrong type, a missing setting.
     """
     assert dataclasses.is_dataclass(kind)
-    converted = convert(kind, values, source)
+    converted = converted_fields(kind, values, source)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     nothing = dataclasses.MISSING
     missing = [
@@ -137,7 +137,7 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
         raise ValueError(f"{source}: {error}") from error
 
 
-def convert(kind: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def converted_fields(kind: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Some settings of a dataclass, each of the type of its field.
 
     Errors: ValueError for an unknown name (with the nearest one) or a wrong type.

@@ -239,7 +239,7 @@ def show(seeds: Mapping[str, Mapping[str, float]], num_dev: int) -> None:
 
 
 def restarts_line(restarts: Sequence[Mapping[str, object]]) -> str:
-    """The seeds whose trainings came to nothing.
+    """The seeds whose trainings collapsed.
 
     >>> restarts_line([{"seed": 1}, {"seed": 3}])
     'collapsed (the report says how): seeds 1, 3'

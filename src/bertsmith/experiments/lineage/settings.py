@@ -122,7 +122,7 @@ class TranslationSettings(PairData, Vocabularies, TranslationOptimization, Machi
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentShape:
-    """Sizes and dropout of a recurrent translator."""
+    """Sizes, form and dropout of a recurrent translator."""
 
     title = "network"
 

@@ -144,14 +144,14 @@ def needed(cells: Iterable[Cell]) -> list[Cell]:
 def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
     """Compute all that are needed and not done, by whichever process.
 
-    Yields at the start and after each that this process made: the caller may write pages.
+    Yields at the start and after each that is done: the caller may write pages.
 
     Errors: ValueError for a finished cell whose files were changed; the first of the work, when all
     cells that do not build on it are done.
     """
     left = [cell for cell in needed(cells) if cell.seconds(root) is None]
     failed: dict[str, Exception] = {}
-    total, made = len(left), 0
+    total, done = len(left), 0
     yield
     while left:
         before = len(left)
@@ -174,9 +174,9 @@ def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
                 left.remove(cell)
                 continue
             left.remove(cell)
-            made += 1
+            done += 1
             took = duration(cell.seconds(root) or 0.0)
-            print(f"{made} of {total}: {cell.name}: {took}", file=sys.stderr)
+            print(f"{done} of {total}: {cell.name}: {took}", file=sys.stderr)
             yield
         if len(left) == before:
             time.sleep(WAIT)
@@ -191,11 +191,8 @@ def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dic
     """
     found: dict[str, Any] = {}
     for cell in needed(cells):
-        kind = found.setdefault(
-            cell.kind,
-            {"done": 0, "left": 0, "flops": 0.0, "budget": 0.0}
-            | {"done_flops": 0.0, "done_seconds": 0.0},
-        )
+        counts = ("done", "left", "flops", "budget", "done_flops", "done_seconds")
+        kind = found.setdefault(cell.kind, dict.fromkeys(counts, 0))
         seconds = cell.seconds(root)
         if seconds is None:
             kind["left"] += 1

@@ -16,7 +16,7 @@ from bertsmith.base.settings import (
     Count,
     NotNegative,
     check_bounds,
-    convert,
+    converted_fields,
     from_mapping,
     nearest,
     toml_values,
@@ -217,7 +217,7 @@ def _check_keywords(part: Scale | Variant, source: str) -> None:
     for name, kind in kinds.items():
         if isinstance(found := getattr(part, name), Mapping):
             known = {key: value for key, value in found.items() if key != "recipe"}
-            convert(kind, known, f"{source}: {name}")
+            converted_fields(kind, known, f"{source}: {name}")
 
 
 def _at(variant: Mapping[str, Any], point: float) -> dict[str, Any]:

@@ -80,8 +80,14 @@ def _figures(title: str, rows: Mapping[str, Any], columns: Sequence[str]) -> Par
         return f"{scale * found['mean']:.{2 if scale == 1 else 1}f}{spread}{paper}"
 
     table = [[row["title"], *(cell(row, column) for column in columns)] for row in rows.values()]
-    words = "Mean and standard deviation of the seeds; in brackets the paper's figure."
+    beside = "; in brackets the paper's figure" if has_paper(rows) else ""
+    words = f"Mean and standard deviation of the seeds{beside}."
     return Part(title, words, ["", *columns], table)
+
+
+def has_paper(rows: Mapping[str, Any]) -> bool:
+    """True: some row has a figure of the paper."""
+    return any(one["paper"] is not None for row in rows.values() for one in row["figures"].values())
 
 
 def _curves(curves: Mapping[str, Any], columns: Sequence[str]) -> Part:
@@ -114,9 +120,8 @@ def _claims(result: Mapping[str, Any]) -> Part:
         "paired t over the seeds both have p below 0.05; else it is not sure. At a small scale "
         "much of what the paper found cannot be seen, and what is not seen is not refuted."
     )
-    figures = [figure for row in result["rows"].values() for figure in row["figures"].values()]
-    of_paper = any(figure["paper"] is not None for figure in figures)
-    title = "What the paper says, and what was found" if of_paper else "Claims, and what was found"
+    who = "What the paper says" if has_paper(result["rows"]) else "Claims"
+    title = f"{who}, and what was found"
     return Part(title, words, ["", "on", "source", "here"], rows)
 
 

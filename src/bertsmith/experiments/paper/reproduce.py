@@ -33,7 +33,7 @@ from bertsmith.training.engine import choose_engine, measure_peak
 from bertsmith.training.settings import Machine
 
 ALL = "all"
-ASSUMED_SHARE = 0.4  # of the peak, where no cell of a kind was measured; two cores had 0.35 to 0.45
+ASSUMED_SHARE = 0.4  # of the peak, where no cell of a kind was measured; two cores had about that
 
 
 def reproduce(settings: ReproduceSettings) -> list[Path]:

@@ -103,7 +103,7 @@ def difference(
     names: tuple[str, str],
     column: Column,
 ) -> dict[str, Any]:
-    """The gain of the first over the second, with the tests of that."""
+    """The gain of the first over the second, and its tests."""
     first, second = (rows[name]["figures"][column.name] for name in names)
     sign = -1 if column.is_perplexity else 1
     found: dict[str, Any] = {"difference": sign * (first["mean"] - second["mean"])}

@@ -212,14 +212,16 @@ class Work:
         if variant.system == "elmo":
             asked = {"size": settings["size"], "tokens": budget_tokens(settings)}
             made_of, make = {"system": "elmo", **asked}, self._make_elmo
+            precision = self.precision
             label = f"elmo-{settings['size']}"
         else:
             made_of, asked, make = resolved(settings), settings, self._make_pretraining
+            precision = self._pretraining_precision(settings)
             label = f"{made_of['objective']}-{settings.get('size', 'tiny')}"
         return Cell(
             "pretrain",
             label,
-            {**made_of, "precision": self._pretraining_precision(settings)},
+            {**made_of, "precision": precision},
             lambda folder: make(folder, asked),
             (self.text_cell,),
             self._pretraining_flops(variant, settings),
