@@ -7,6 +7,7 @@ keeps head and tail, or becomes several units, its windows, whose outputs `pool`
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -184,6 +185,20 @@ def token_budget_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
         batches.append(order[start : start + size])
         start += size
     return batches
+
+
+def equal_batches(lengths: np.ndarray, count: int) -> list[np.ndarray]:
+    """At most `count` batches, of which the largest has as few tokens with padding as can be.
+
+    >>> equal_batches(np.array([4, 4, 5, 5, 6, 20]), 2)
+    [array([5]), array([4, 2, 3, 0, 1])]
+    """
+    longest = int(lengths.max())
+    budgets = range(longest, longest * len(lengths) + 1)
+    enough = bisect_left(
+        budgets, True, key=lambda budget: len(token_budget_batches(lengths, budget)) <= count
+    )
+    return token_budget_batches(lengths, budgets[enough])
 
 
 class TextRows(NamedTuple):

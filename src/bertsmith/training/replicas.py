@@ -193,7 +193,6 @@ class _Gradients:
         self._add_lookups()
         if not several:
             return
-            return
         for number, parameter in enumerate(self._parameters):
             if parameter.dtype != torch.bfloat16 or parameter.grad is None:
                 continue

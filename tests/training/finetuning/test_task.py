@@ -50,7 +50,7 @@ def pieces(trainer, settings, device="cpu", threads=1, batch=40):
     [
         (1, 9999, [40]),
         (2, 9999, [20, 20]),
-        (1, 128, [14, 13, 13]),  # rows of 8: 320 tokens, of which 128 are 16 rows
+        (1, 128, [14, 14, 12]),  # rows of 8: 320 tokens, of which 128 are 16 rows
         (2, 128, [10, 10, 10, 10]),  # both workers have as many
         (2, 1, [1] * 40),
     ],
@@ -59,9 +59,20 @@ def test_no_piece_of_a_batch_is_large(trainer, toy, monkeypatch, threads, tokens
     monkeypatch.setattr(fine_tuning, "TOKENS_AT_ONCE", tokens)
     found, units = pieces(trainer, toy.settings, threads=threads)
     assert [piece["ids"].shape for piece in found] == [(size, 8) for size in sizes]
-    assert np.concatenate([piece["teacher"] for piece in found]).tolist() == units.tolist()
+    taught = np.concatenate([piece["teacher"] for piece in found]).astype(int)
+    assert sorted(taught) == sorted(units)
     labels = np.concatenate([piece["labels"] for piece in found])
-    assert labels.tolist() == trainer.train.labels[units].tolist()
+    assert labels.tolist() == trainer.train.labels[taught].tolist()
+
+
+def test_both_workers_have_as_many_tokens(trainer, toy, monkeypatch):
+    lengths = 8 + 8 * (np.arange(len(trainer.train)) // 10)
+    monkeypatch.setattr(type(trainer.train), "unit_lengths", lengths)
+    found, _ = pieces(trainer, toy.settings, threads=2)
+    units = [piece["teacher"].astype(int) for piece in found]
+    tokens = [len(part) * lengths[part].max() for part in units]
+    assert len(units[0]) < len(units[1])
+    assert abs(tokens[0] - tokens[1]) <= lengths[units[0]].max()  # one row
 
 
 def test_an_accelerator_has_a_batch_whole(trainer, toy, monkeypatch):

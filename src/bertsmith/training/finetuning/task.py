@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import SequenceClassifier, TaskModel
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.features import Features, equal_batches
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.fit import Batches, EarlyStop
@@ -181,7 +181,9 @@ class FineTuning:
 
     def _split(self, units: np.ndarray, count: int) -> list[dict[str, np.ndarray]]:
         micro_batches = []
-        for part in np.array_split(units, count):
+        widths = -(-self.train.unit_lengths[units] // 8) * 8  # as they are padded
+        for rows in equal_batches(widths, count):
+            part = units[rows]
             micro = self.train.batch(part, self.model.config.pad_id)
             if self.teacher is not None:
                 micro["teacher"] = self.teacher[part]
