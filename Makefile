@@ -5,7 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A worker gets whole files: what the tests of a file share, as a training, is made once.
+# Bytecode is kept, whatever the shell says: a hundred tests start a Python of their own.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help quickstart serve-demo test test-slow test-gpu faults lint format docs benchmark clean
 
@@ -23,7 +25,7 @@ quickstart/report.html: | .venv/installed-train  # written last
 	$(BIN)/bertsmith quickstart
 
 test: .venv/installed-dev  ## the test suite, in two processes
-	$(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST) -n 2 --dist loadfile
 
 test-slow: .venv/installed-dev  ## the longer checks, half an hour
 	$(PYTEST) -n 2 -m "slow and not gpu"

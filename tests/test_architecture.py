@@ -4,6 +4,7 @@ import ast
 import graphlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,17 @@ def module_name(path):
     return ".".join(parts).removesuffix("__init__").removesuffix(".")
 
 
-SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in FILES}
-TREES = {module: ast.parse(source) for module, source in SOURCES.items()}
+MODULES = {module_name(path): path for path in FILES}
+
+
+@cache
+def source_of(module):
+    return MODULES[module].read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(module):
+    return ast.parse(source_of(module))
 
 
 def floor(module):
@@ -96,15 +106,17 @@ def floor(module):
     return max((FLOORS[room], room) for room in FLOORS if f"{module}.".startswith(f"{room}."))
 
 
+@cache
 def imports(tree):
     """Every imported name with its line, wherever it stands; `from a.b import c` is a.b.c."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield node.lineno, f"{'.' * node.level}{node.module or ''}.{alias.name}"
+            package = f"{'.' * node.level}{node.module or ''}"
+            found += [(node.lineno, f"{package}.{alias.name}") for alias in node.names]
+    return found
 
 
 def own_imports(tree):
@@ -113,7 +125,7 @@ def own_imports(tree):
         parts = name.split(".")
         if parts[0] == "bertsmith":
             tried = (".".join(parts[1:end]) for end in range(len(parts), 0, -1))
-            yield line, next(module for module in tried if module in TREES)
+            yield line, next(module for module in tried if module in MODULES)
 
 
 def wrong_imports(where, tree):
@@ -184,10 +196,10 @@ def long_parts(where, source):
                 yield node.name, len(names)
 
 
-@pytest.mark.parametrize("module", TREES)
+@pytest.mark.parametrize("module", MODULES)
 def test_a_file_keeps_the_house_rules(module):
-    tree = TREES[module]
-    long = [*long_parts(module, SOURCES[module])]
+    tree = tree_of(module)
+    long = [*long_parts(module, source_of(module))]
     rules = (wrong_imports, wrong_packages, wrong_statements)
     faults = [fault for rule in rules for fault in rule(module, tree)]
     assert not faults + long, module
@@ -204,7 +216,7 @@ def circle_in(graph):
 
 
 def test_imports_have_no_circle():
-    graph = {module: {target for _, target in own_imports(tree)} for module, tree in TREES.items()}
+    graph = {module: {target for _, target in own_imports(tree_of(module))} for module in MODULES}
     assert not circle_in({module: graph[module] - {module} for module in graph})
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
@@ -215,29 +227,26 @@ def test_a_folder_has_few_entries():
         assert len(entries) <= MAX_ENTRIES, f"{folder}: {sorted(entries)}"
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_a_light_module_imports_nothing_heavy(module):
-    (modules,) = imported(f"bertsmith.{module}", "sorted(sys.modules)")
-    assert not HEAVY & set(modules)
+@pytest.mark.parametrize(
+    ("modules", "absent"), [(LIGHT, HEAVY), (ANSWERING, {"torch", "pyarrow", "sklearn"})]
+)
+def test_modules_do_not_import_what_is_heavy(modules, absent):
+    (imports,) = imported([f"bertsmith.{module}" for module in modules], "sorted(sys.modules)")
+    assert {f"bertsmith.{module}" for module in modules} <= set(imports)
+    assert not absent & set(imports)
 
 
-@pytest.mark.parametrize("module", ANSWERING)
-def test_what_answers_does_not_import_torch(module):
-    (modules,) = imported(f"bertsmith.{module}", "sorted(sys.modules)")
-    assert not {"torch", "pyarrow", "sklearn"} & set(modules)
-
-
-def imported(module, *values):
-    """What a fresh process says after an import."""
-    code = f"import json, sys, {module}; print(json.dumps([{', '.join(values)}]))"
+def imported(modules, *values):
+    """What a fresh process says after imports."""
+    code = f"import json, sys, {', '.join(modules)}; print(json.dumps([{', '.join(values)}]))"
     return json.loads(python(code).out)
 
 
 def test_one_file_knows_torch_distributed():
     users = {
         module
-        for module, tree in TREES.items()
-        if any(name.startswith("torch.distributed") for _, name in imports(tree))
+        for module in MODULES
+        if any(name.startswith("torch.distributed") for _, name in imports(tree_of(module)))
     }
     assert len(users) <= 1, users
 
@@ -294,7 +303,7 @@ def test_a_part_too_long_is_seen():
 
 def test_importing_bertsmith_costs_nothing():
     values = ("bertsmith.__version__", "dir(bertsmith)", "sorted(sys.modules)")
-    version, names, modules = imported("bertsmith", *values)
+    version, names, modules = imported(["bertsmith"], *values)
     assert version == bertsmith.__version__ and set(names) >= {"Tokenizer", "load"}
     assert not {"torch", "numpy", "numba", "pyarrow", "rich"} & set(modules)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -105,33 +106,24 @@ def test_an_error_while_writing_leaves_the_checkpoints_of_before(run, save, monk
     assert names(run.checkpoints) == {STEP_1} and step_number(run.path) == 1
 
 
-KILLED = """
-import os, signal, sys
-import bertsmith.base.files
-from bertsmith.checkpoints.model_folder import config_file, load_model
-from bertsmith.checkpoints.run_folder import RunFolder
-from bertsmith.checkpoints.snapshots import Snapshot, save_checkpoint
-from bertsmith.model.heads import PreTrainingModel
-from bertsmith.text.tokenizer.tokenizer import Tokenizer
+def killed_at_the_rename(save):
+    replace = os.replace
 
-replace = os.replace
-def killed_at_the_rename(source, target):
-    if os.path.basename(target).startswith("step-"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(source, target)
+    def kill(source, target):
+        if os.path.basename(target).startswith("step-"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
 
-run = RunFolder(sys.argv[1])
-model = load_model(run.path, PreTrainingModel).model
-os.replace = killed_at_the_rename
-snapshot = Snapshot(2, "of these tests", config_file(model), model.state_dict(), {}, {})
-save_checkpoint(run, snapshot, Tokenizer.from_pretrained(run.path), 2, ())
-"""
+    os.replace = kill
+    save(2)
 
 
 def test_a_kill_before_the_rename_leaves_the_previous_checkpoint(run, save):
     save(1)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(run.path)], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = get_context("fork").Process(target=killed_at_the_rename, args=(save,))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     assert any(name.startswith(".partial-") for name in names(run.checkpoints))
     assert run.latest().name == STEP_1
     assert run.latest_valid() == (run.latest(), []) and step_number(run.path) == 1

@@ -3,8 +3,11 @@
 import json
 from html.parser import HTMLParser
 
+import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
+from bertsmith.reports import plots
 from bertsmith.reports.pages import write_report
 
 from ..tiny import write
@@ -62,6 +65,18 @@ def page(tmp_path):
         return split_words(source), source
 
     return make
+
+
+@pytest.fixture
+def unwritten_charts(monkeypatch):
+    """For tests of words: charts are painted, but not written as SVG, which takes longest."""
+
+    def picture(size, paint, fixed=False):
+        with matplotlib.rc_context(plots.STYLE):
+            paint(Figure(figsize=size).add_subplot())
+        return "<svg></svg>"
+
+    monkeypatch.setattr(plots, "_picture", picture)
 
 
 def write_run(run, kind, settings, log=None, result=None, **described):

@@ -9,6 +9,7 @@ from bertsmith.reports.runs import read_run
 from ..tiny import bertsmith, write
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_half_written_line_of_a_running_log_is_no_hindrance(page, pretrained):
     run = pretrained(finished=False)
     with (run / "log.jsonl").open("a") as file:
@@ -17,6 +18,7 @@ def test_half_written_line_of_a_running_log_is_no_hindrance(page, pretrained):
     page(run)
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_nats_and_unigram_entropy_are_explained_once(page, pretrained, quickstart, finetuned):
     for folders in ([pretrained()], [pretrained("one"), pretrained("other")], [quickstart]):
         words, _ = page(*folders)
@@ -26,6 +28,7 @@ def test_nats_and_unigram_entropy_are_explained_once(page, pretrained, quickstar
     assert "nats" not in page(finetuned())[0]
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_namesakes_are_told_apart(tmp_path, pretrained, page):
     words, _ = page(pretrained("a/run"), pretrained("b/run"))
     assert str(tmp_path / "a" / "run") in words and str(tmp_path / "b" / "run") in words
@@ -96,6 +99,7 @@ def test_quickstart_is_not_compared(tmp_path, quickstart, pretrained):
         write_report([pretrained(), quickstart], tmp_path / "report.html")
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, monkeypatch):
     run = pretrained()
     assert bertsmith("report", run).strip() == str(run / "report.html")

@@ -83,6 +83,7 @@ def test_a_phase_of_one_line_is_a_dot(page, in_two_phases):
     assert "fill: var(--c4)" in speed and "stroke: var(--c4)" in speed
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_run_in_progress_shows_its_newest_figures(page, pretrained):
     words, _ = page(pretrained(finished=False))
     assert "in progress at step 100" in words
@@ -115,6 +116,7 @@ def test_two_seeds_have_a_mean_and_nothing_more(page, finetuned):
     assert "classifier 2 120 81.5% 0.5 other" in words
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_a_share_of_few_cases_has_their_number(page, pretrained, change):
     run = pretrained()
     change(run / "result.json", "held_out", nsp_cases=256, mlm_cases=5000)
@@ -125,6 +127,7 @@ def test_a_share_of_few_cases_has_their_number(page, pretrained, change):
     assert "4.250 2.250 31.2% 75.0% of 256 10 k" in words
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_runs_side_by_side(page, pretrained, finetuned):
     first, second = pretrained("first"), pretrained("second", learning_rate=0.001, loss=4.0)
     words, _ = page(first, second, finetuned(), finetuned("other", seeds=(1,)))
@@ -136,6 +139,7 @@ def test_runs_side_by_side(page, pretrained, finetuned):
     assert differing.strip() == "What differs setting first second learning_rate 0.002 0.001"
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_runs_that_cannot_be_compared_stand_in_full(page, pretrained, finetuned):
     words, source = page(pretrained(), finetuned())
     assert "2 runs Runs 2 runs first, classifier" in words
@@ -164,6 +168,7 @@ def test_objectives_side_by_side(page, in_two_phases):
     assert lines == ["0", "0", "1", "2"]  # the first run in two pieces
 
 
+@pytest.mark.usefixtures("unwritten_charts")
 def test_runs_without_pairs_have_no_column_of_them(page, in_two_phases):
     words, _ = page(*(in_two_phases(k, "ltr", phases=1) for k in "ab"))
     assert "LTR accuracy tokens parameters" in words and words.count("accuracy tokens") == 1

@@ -31,6 +31,8 @@ def mask(
     predictions = positions, labels, np.zeros((rows, maximum), np.float32)
     counts = predictions_per_length(length, rate, maximum)
     kind = masks.MASKINGS[masking]
+    continuation = continuation.view()
+    continuation.flags.writeable = False  # as a vocabulary's: compiled once for both
     rules = MaskRules(counts, continuation, kind, shares[0], sum(shares), MASK, CLS, SEP)
     masks.mask_rows(masked, lengths, keys, rules, predictions)
     kept, chosen = predictions[2] == 1, chosen_of(ids, *predictions)

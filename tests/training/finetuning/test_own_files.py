@@ -16,8 +16,9 @@ import pytest
 from ...tiny import bertsmith, write_model
 
 LINES, NEW_LINES = 200, 40
-FLAGS = ("--epochs", 16, "--batch-size", 8, "--learning-rate", 1e-3)
-FLAGS += ("--precision", "float32", "--threads", 1)
+FLAGS = ("--batch-size", 8, "--precision", "float32", "--threads", 1)
+EASY = ("1x64", ("--epochs", 8, "--learning-rate", 3e-3))  # size of the model, and its training
+HARD = ("1x128", ("--epochs", 16, "--learning-rate", 1e-3))
 
 
 def write_rows(path: Path, rows: list[list[str]]) -> Path:
@@ -89,13 +90,15 @@ def film(draw: random.Random) -> list[str]:
     return ["\n".join(scenes), ", ".join(sorted(genres))]
 
 
-# task, header, what makes a row, flags; least share of right answers, and above the majority's
+# task, header, what makes a row, flags, how it is trained; least share of right answers, and above
+# the majority's
 FILES = {
-    "tickets": ("classify", "number body queue", ticket, ("--text", "body"), 0.9, 0.2),
+    "tickets": ("classify", "number body queue", ticket, ("--text", "body"), EASY, 0.9, 0.2),
     "pairs": (
-        "classify", "ours theirs same", pair, ("--text", "ours", "--text-pair", "theirs"), 0.9, 0.1,
+        "classify", "ours theirs same", pair, ("--text", "ours", "--text-pair", "theirs"), EASY,
+        0.9, 0.1,
     ),
-    "films": ("multilabel", "plot genres", film, ("--text", "plot"), 0.8, 0.3),
+    "films": ("multilabel", "plot genres", film, ("--text", "plot"), HARD, 0.8, 0.3),
 }  # fmt: skip
 
 
@@ -106,7 +109,7 @@ def labels_of(cells: Iterable[str]) -> list[frozenset[str]]:
 @pytest.mark.parametrize("name", FILES)
 def test_two_commands_from_a_file_to_answers(tmp_path, name):
     """The last lines are new: they are written without their label."""
-    task, columns, row, flags, least, gain = FILES[name]
+    task, columns, row, flags, (size, training), least, gain = FILES[name]
     draw, header = random.Random(name), columns.split()
     rows = [row(draw) for _ in range(LINES + NEW_LINES)]
     known, new = [header, *rows[:LINES]], [row[:-1] for row in rows[LINES:]]
@@ -114,10 +117,10 @@ def test_two_commands_from_a_file_to_answers(tmp_path, name):
         assert sum("\n" in row[1] and '"' in row[1] and "," in row[1] for row in known) > 20
     train = write_rows(tmp_path / "mine.csv", known)
     unlabelled = write_rows(tmp_path / "new.csv", [header[:-1], *new])
-    model = write_model(tmp_path / "model", [cell for row in known for cell in row], "1x128")
+    model = write_model(tmp_path / "model", [cell for row in known for cell in row], size)
     run, out = tmp_path / "run", tmp_path / "answers.csv"
     words = ("--model", model, "--data", train, "--label", header[-1], "--out", run)
-    bertsmith("finetune", task, *words, *flags, *FLAGS)
+    bertsmith("finetune", task, *words, *flags, *training, *FLAGS)
     bertsmith("predict", run, unlabelled, "--out", out)
 
     result = json.loads((run / "result.json").read_text())

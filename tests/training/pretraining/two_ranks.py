@@ -17,12 +17,14 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bertsmith.cli.main import main
+from bertsmith.training.engine import measure_peak
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.pretraining.run import pretrain
 
 RANK = int(os.environ.get("RANK", 0))
 STARTED_AGAIN = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 real_step = Stepper.step
+measure_peak.__defaults__ = (128, 0.0)  # of a small product: no weight hears of it
 
 
 def step_with(what, rank, step):
