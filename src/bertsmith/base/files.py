@@ -7,6 +7,7 @@ BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_po
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -17,8 +18,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from bertsmith.base.settings import nearest
 
 _armed: dict[str, Any] = {"place": "", "left": 0}
 
@@ -41,6 +40,7 @@ kill_at(os.environ.get("BERTSMITH_KILL_AT", ""))
 
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
 CACHE = "BERTSMITH_CACHE"  # environment
+NEAR = 0.8  # similarity of a name with two of its five letters swapped
 FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after it was killed
 
 
@@ -111,8 +111,9 @@ def nearby(path: Path, holds: str = "") -> str:
 
     `holds`: what such a neighbour has in it.
     """
-    hint = nearest(path.name, [one.name for one in path.parent.glob("*") if (one / holds).exists()])
-    return f" ({hint})" if hint.startswith("did you mean") else ""
+    there = [one.name for one in path.parent.glob("*") if (one / holds).exists()]
+    near = difflib.get_close_matches(path.name, there, n=1, cutoff=NEAR)
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 @contextmanager
