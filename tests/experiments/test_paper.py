@@ -224,6 +224,7 @@ def test_what_does_not_build_on_a_failure_is_done(tmp_path):
     with pytest.raises(RuntimeError, match="no memory"):
         [*compute([lost, good], tmp_path)]
     assert calls == ["good", "bad"]
+    assert not bad.folder(tmp_path).exists() and not lost.folder(tmp_path).exists()
 
 
 def test_a_changed_cell_is_named(tmp_path):

@@ -117,13 +117,14 @@ def nearby(path: Path, holds: str = "") -> str:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, lock: str = FOLDER_LOCK) -> Iterator[None]:
     """Keep other processes from writing a folder; errors as `locked_file`.
 
-    The folder is made when it is absent, and removed when the block leaves nothing in it.
+    The folder is made when it is absent, and removed when the block leaves nothing in it. `lock` is
+    the file's name, for a folder that may be locked within the block as well.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FOLDER_LOCK
+    path = folder / lock
     in_use = f"{folder}: in use, another process writes here: wait until it has ended"
     with locked_file(path, "folder", in_use):
         try:
