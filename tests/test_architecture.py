@@ -46,10 +46,11 @@ WITHOUT_TORCH = {"base", "text", "corpus", "tasks", "reports"}
 TORCH_ONLY = {"model"}
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNPICKLING_ERROR = "pickle.UnpicklingError"  # raised by PyTorch's restricted reader
-# What `--help` reads: settings and tables, without what is heavy.
+# What `--help` and a first look at a request read: settings and tables, without what is heavy.
 LIGHT = (
     "base.settings",
     "experiments.settings",
+    "experiments.paper.experiment",
     "tasks.task",
     "corpus.build.settings",
     "corpus.examples.settings",

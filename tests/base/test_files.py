@@ -194,6 +194,9 @@ def test_a_killed_holder_is_in_nobodys_way(tmp_path):
 
 
 def test_an_absent_path_is_told_its_neighbour(tmp_path):
-    (tmp_path / "reviews").mkdir()
+    for name in ("reviews", "store"):
+        (tmp_path / name).mkdir()
     assert nearby(tmp_path / "review") == " (did you mean 'reviews'?)"
+    assert nearby(tmp_path / "stroe") == " (did you mean 'store'?)"
+    assert nearby(tmp_path / "my-store") == nearby(tmp_path / "score-2") == ""
     assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""

@@ -46,6 +46,8 @@ def test_a_toml_file_becomes_the_dataclass(tmp_path):
         ('corpus = "c"\nsize = "huge"', "size = 'huge': expected tiny or mini"),
         ('corpus = "c"\ndynamic = 1', "dynamic = 1: expected True or False"),
         ("corpus = 3", "corpus = 3: expected a path"),
+        ('corpus = "c"\ninputs = "a"', "inputs = 'a': expected a list, such as [\"a\"]"),
+        ('corpus = "c"\ninputs = 3', "inputs = 3: expected a list, such as [...]"),
         ("steps = 3", "missing setting corpus"),
         ("corpus = ", "not valid TOML: Invalid value (at end of document)"),
         (b'corpus = "\xe9"', "not UTF-8 text at byte 10"),

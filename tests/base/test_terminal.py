@@ -21,8 +21,10 @@ def clock(monkeypatch):
 
 def test_figures_with_a_total(clock):
     work = Progress("reading", total=4e6, unit="MB", scale=1e6)
-    clock.now += 10
-    work.update(1e6, notes=["loss 4.1"])
+    clock.now += 5
+    work.update(0.5e6)
+    clock.now += 5
+    work.update(0.5e6, notes=["loss 4.1"])
     assert work.text() == " 25% · 0:30 left · 1 MB · 0.1 MB/s · loss 4.1"
     work.update(done=4e6)
     assert work.text() == "100% · 0:10 · 4 MB · 0.4 MB/s · loss 4.1"
@@ -30,9 +32,27 @@ def test_figures_with_a_total(clock):
 
 def test_without_a_unit_amount_and_rate_are_left_to_the_notes(clock):
     work = Progress("training", total=60)
-    clock.now += 10
-    work.update(20, notes=["loss 4.1", "62,372 tokens/s"])
+    for _ in range(2):
+        clock.now += 5
+        work.update(10, notes=["loss 4.1", "62,372 tokens/s"])
     assert work.text() == " 33% · 0:20 left · loss 4.1 · 62,372 tokens/s"
+
+
+def test_time_left_is_not_guessed_from_a_first_update_that_compiled(clock):
+    work = Progress("training", total=100, start=10)
+    clock.now += 30
+    work.update(done=11)
+    assert work.text() == " 11% · 0:30"
+    clock.now += 1
+    work.update(done=12)
+    assert work.text() == " 12% · 1:28 left"
+
+
+def test_a_small_amount_is_in_thousands(clock):
+    work = Progress("counting words", unit="M characters", scale=1e6)
+    clock.now += 2
+    work.update(31_000)
+    assert work.text() == "0:02 · 31 k characters · 15.5 k characters/s"
 
 
 def test_figures_without_a_total(clock):
@@ -81,12 +101,13 @@ def test_a_terminals_line_holds_what_matters_once(clock, monkeypatch, capsys, la
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     with Progress(label, total=600.0) as work:
-        clock.now += 30
-        work.update(done=60.0, notes=LINES[label])
+        for done in (30.0, 60.0):
+            clock.now += 15
+            work.update(done=done, notes=LINES[label])
     line = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).splitlines()[-1]
     head, bar, text = re.fullmatch("(.*?) ([━╸╺]+) (.*)", line.rstrip()).groups()
     assert len(line) <= columns and len(bar) >= 8
-    assert head.strip(" ⠋…") in label and "pretrain" in head
+    assert head[1:].strip(" …") in label and "pretrain" in head  # behind a spinner that turns
     shown = text.split(" · ")
     assert shown == ["4:30 left", *LINES[label][: len(shown) - 1]]
     assert len(shown) >= 3 if columns == 80 else len(shown) >= 4

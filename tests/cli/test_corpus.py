@@ -38,7 +38,7 @@ def stopped(monkeypatch):
 def test_command_builds_a_store(words, text, tmp_path):
     write(text, "".join(f"w{k} w{k + 1}\nw{k + 2}\n\n" for k in range(30)))
     said = bertsmith(*words, "--workers", 1, "--held-out", 0.2)
-    assert "30 documents, 60 sentences, 90 tokens" in said and "MB/s" in said
+    assert "30 documents, 60 sentences, 90 tokens" in said and "kB/s)" in said
     assert "warning" not in said
     store = TokenStore.open(tmp_path / "store")
     assert store.train.num_documents + store.held_out.num_documents == 30

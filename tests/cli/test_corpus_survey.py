@@ -82,7 +82,7 @@ def test_equal_documents_alone(monkeypatch):
 
 def test_a_report_as_text_json_and_page():
     lines = done(f"{REPORT} --json r.json --html r.html").splitlines()
-    assert lines[0].startswith("1 file, 0.0 MB stored; 12 documents, 12 lines, ")
+    assert lines[0].startswith("1 file, 1.7 kB stored; 12 documents, 12 lines, ")
     assert lines[2] == "letters by script: Latin 100.00%"
     assert lines[3].startswith("documents equal to an earlier one: 1, ")
     assert lines[4].split() == ["1.000", "a.txt:15", "like", "a.txt:5"]

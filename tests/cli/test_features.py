@@ -37,7 +37,7 @@ def vectors(folder, *settings, texts=TEXTS, **more):
 def test_features(tmp_path, folder, texts):
     out = tmp_path / "out"
     words = ("features", texts, "--model", folder, "--out", out)
-    said = f"{out}: 4 texts, 44 words, float16 44x16, 0.0 MB, layers 1, 2\n"
+    said = f"{out}: 4 texts, 44 words, float16 44x16, 1.4 kB, layers 1, 2\n"
     assert bertsmith(*words, "--layers=-2..-1") == said
     found = library.open_features(out)
     assert [len(found[k]) for k in range(4)] == [3, 0, 40, 1]

@@ -56,6 +56,7 @@ def test_what_is_proposed_can_be_done(made, tmp_path, monkeypatch):
 
     figures = bertsmith("evaluate", "tuned", "--data", "labelled.csv").splitlines()
     assert re.fullmatch(r"accuracy +\d\.\d{4} of 240 examples", figures[0])
+    assert not any(line.startswith("examples ") for line in figures)  # they are counted above
     words = ("finetune", "classify", "--model", run, "--data", "labelled.csv", *ONE_PASS)
     out = bertsmith(*words, "--out", "two", "--seeds", "1,2", "--max-retries", 0).splitlines()
     mean = next(line for line in out if line.startswith("mean of 2 seeds: "))
@@ -102,7 +103,7 @@ def test_rows_without_a_label(made, finetune, refuse, tmp_path):
         refuse(*words, says=says)
         ran = cli(*words, "--skip-unlabelled")
         assert ran.code == 0 and f"{table}: 1 of 3 rows have no label and are left out" in ran.err
-    assert "examples             2" in ran.out
+    assert " of 2 examples\n" in ran.out
 
 
 @pytest.mark.parametrize(

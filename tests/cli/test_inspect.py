@@ -60,9 +60,9 @@ def test_json_is_the_same_every_time(run):
 
 
 def test_refusals(run):
-    first, second = run("x", 60, [0.6]), run("y", 65, [0.65], task="sst2")
+    first, second = run("first", 60, [0.6]), run("y", 65, [0.65], task="sst2")
     assert "different tasks, classify and sst2" in refused("compare", first, second)
-    said = refused("compare", first, f"{first}-gone")
+    said = refused("compare", first, f"{first}s")
     assert f"no such run directory (did you mean '{first.name}'?): give a folder" in said
 
 

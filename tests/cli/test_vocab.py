@@ -215,7 +215,7 @@ def cells(out, label):
 
 def test_a_table_of_one_vocabulary(report):
     out = report(TEXT, "--vocab", "kept")
-    assert out.startswith("2 documents, 3 lines, 64 characters, 0.0 MB\n")
+    assert out.startswith("2 documents, 3 lines, 64 characters, 0.1 kB\n")
     assert cells(out, "words  ") == ["21"]
     assert cells(out, "words covered") == ["100.00%"]
     assert cells(out, "letters altered") == ["0.00%"]

@@ -20,7 +20,7 @@ from bertsmith.experiments.paper.work import Work, find_data
 from bertsmith.tasks.task import find_task
 from bertsmith.training.settings import Machine
 
-from ..tiny import ANIMALS, PLACES, cli, refused, write
+from ..tiny import ANIMALS, PLACES, cli, python, refused, write
 
 TOY = """
 title = "Toy"
@@ -224,6 +224,7 @@ def test_what_does_not_build_on_a_failure_is_done(tmp_path):
     with pytest.raises(RuntimeError, match="no memory"):
         [*compute([lost, good], tmp_path)]
     assert calls == ["good", "bad"]
+    assert not bad.folder(tmp_path).exists() and not lost.folder(tmp_path).exists()
 
 
 def test_a_changed_cell_is_named(tmp_path):
@@ -351,6 +352,11 @@ def test_a_budget_takes_the_place_of_another():
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
         (("[nano]", "[nano"), "not valid TOML"),
         (("[nano]", "[nano]\nseed = 3"), "wrong.toml: [nano]: unknown setting 'seed'"),
+        (("seeds = 1", "seeds = 0"), "wrong.toml: [nano]: seeds=0: must be at least 1"),
+        (
+            ('columns = ["perplexity", "sst2"]', 'columns = "sst2"'),
+            "wrong.toml: variants: columns = 'sst2': expected a list, such as [\"sst2\"]",
+        ),
         (
             ('title = "Masked"', 'title = "Masked"\nfinetune = { bilstn = true }'),
             "wrong.toml: variant mlm: finetune: unknown setting 'bilstn': did you mean 'bilstm'",
@@ -362,6 +368,13 @@ def test_a_budget_takes_the_place_of_another():
 def test_mistakes_in_a_file(files, tmp_path, change, message):
     toml = write(files[2] / "wrong.toml", toy(files).read_text().replace(*change))
     assert message in refused(*command(files, tmp_path / "out", toml=toml))
+
+
+def test_mistakes_in_a_file_are_told_without_pytorch(files, tmp_path):
+    toml = write(files[2] / "wrong.toml", toy(files).read_text().replace("[nano]", "[nano"))
+    program = "import sys; from bertsmith.cli.main import main; main(sys.argv[1:])"
+    ran = python(f"{program}; print('torch' in sys.modules)", *command(files, tmp_path, toml=toml))
+    assert "not valid TOML" in ran.err and ran.out == "False\n"
 
 
 def test_mistakes_of_the_command(files, tmp_path):

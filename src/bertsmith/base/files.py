@@ -7,6 +7,7 @@ BERTSMITH_KILL_AT=step-weights:9 bertsmith pretrain ...    at the ninth fault_po
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -17,8 +18,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from bertsmith.base.settings import nearest
 
 _armed: dict[str, Any] = {"place": "", "left": 0}
 
@@ -41,6 +40,7 @@ kill_at(os.environ.get("BERTSMITH_KILL_AT", ""))
 
 TEMPORARY_PREFIX = ".partial-"  # anything with this prefix is left over from a killed writer
 CACHE = "BERTSMITH_CACHE"  # environment
+NEAR = 0.8  # similarity of a name with two of its five letters swapped
 FOLDER_LOCK = "folder.lock"  # there while a process holds the folder, or after it was killed
 
 
@@ -111,18 +111,20 @@ def nearby(path: Path, holds: str = "") -> str:
 
     `holds`: what such a neighbour has in it.
     """
-    hint = nearest(path.name, [one.name for one in path.parent.glob("*") if (one / holds).exists()])
-    return f" ({hint})" if hint.startswith("did you mean") else ""
+    there = [one.name for one in path.parent.glob("*") if (one / holds).exists()]
+    near = difflib.get_close_matches(path.name, there, n=1, cutoff=NEAR)
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path, lock: str = FOLDER_LOCK) -> Iterator[None]:
     """Keep other processes from writing a folder; errors as `locked_file`.
 
-    The folder is made when it is absent, and removed when the block leaves nothing in it.
+    The folder is made when it is absent, and removed when the block leaves nothing in it. `lock` is
+    the file's name, for a folder that may be locked within the block as well.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FOLDER_LOCK
+    path = folder / lock
     in_use = f"{folder}: in use, another process writes here: wait until it has ended"
     with locked_file(path, "folder", in_use):
         try:

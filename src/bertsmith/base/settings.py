@@ -226,7 +226,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             kind = typing.get_origin(option) or option
             # TOML has no paths or tuples, and 1 stands for 1.0.
             return kind(value) if kind in (Path, tuple, float, int) else value
-    raise ValueError(f"{where} = {value!r:.80}: expected {expected(hint)}")
+    wanted = expected(hint)
+    if origin in (tuple, list):
+        wanted = f"a list, such as [{json.dumps(value) if _fits(parts[0], value) else '...'}]"
+    raise ValueError(f"{where} = {value!r:.80}: expected {wanted}")
 
 
 def expected(hint: Any) -> str:

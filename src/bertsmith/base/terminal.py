@@ -21,7 +21,8 @@ class Progress:
 
     `total` is None when unknown. Amounts are divided by `scale` and shown in `unit` ("MB",
     "tokens"), with their rate; without a unit neither is shown. `start` was done before, by another
-    process, and does not count in the rate. All goes to stderr, so that stdout stays an answer.
+    process, and does not count in the rate. The first update may have waited for a compiler: time
+    left goes by those after it. All goes to stderr, so that stdout stays an answer.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Progress:
         self.done = self._start = start
         self.notes: Sequence[str] = ()
         self._started = self._printed = time.monotonic()
+        self._first: tuple[float, float] | None = None  # time and work done
         self._bar = None
 
     def __enter__(self) -> Progress:
@@ -77,6 +79,8 @@ class Progress:
         self.done = self.done + amount if done is None else done
         self.notes = notes or self.notes
         now = time.monotonic()
+        if self._first is None and self.done > self._start:
+            self._first = now, self.done
         if self._bar:
             self._bar.update(self._task, completed=self.done, text=self._fitting())
         elif now - self._printed >= PLAIN_INTERVAL:
@@ -99,15 +103,18 @@ class Progress:
         return text
 
     def _figures(self) -> list[str]:
-        elapsed = time.monotonic() - self._started
-        rate = (self.done - self._start) / elapsed if elapsed > 0 else 0.0
-        if self.total and 0 < self.done < self.total and rate:
-            figures = [f"{clock((self.total - self.done) / rate)} left"]
+        now = time.monotonic()
+        elapsed = now - self._started
+        since, before = self._first or (now, self.done)
+        if self.total and before < self.done < self.total and since < now:
+            left = (self.total - self.done) * (now - since) / (self.done - before)
+            figures = [f"{clock(left)} left"]
         else:
             figures = [clock(elapsed)]
         if self.unit:
-            amount = f"{self.done / self.scale:,.1f} {self.unit}".replace(".0 ", " ")
-            figures += [amount, f"{rate / self.scale:,.1f} {self.unit}/s"]
+            rate = (self.done - self._start) / elapsed if elapsed > 0 else 0.0
+            amount = scaled(self.done, self.unit, self.scale).replace(".0 ", " ")
+            figures += [amount, f"{scaled(rate, self.unit, self.scale)}/s"]
         return [*figures, *self.notes]
 
 
@@ -126,6 +133,17 @@ def counted(number: int, noun: str) -> str:
     ('1 file', '0 files', '12,000 documents')
     """
     return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def scaled(amount: float, unit: str = "MB", scale: float = 1e6) -> str:
+    """An amount in its unit; where that would be nearly 0 millions, in thousands.
+
+    >>> scaled(2_500_000), scaled(31_000), scaled(7, "rows", 1)
+    ('2.5 MB', '31.0 kB', '7.0 rows')
+    """
+    if scale == 1e6 and amount < 1e5:
+        unit, scale = f"k{unit[1:]}", 1e3
+    return f"{amount / scale:,.1f} {unit}"
 
 
 def of_cases(number: float | None, noun: str = "") -> str:

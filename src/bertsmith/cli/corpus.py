@@ -50,7 +50,7 @@ def run_corpus(settings: Corpus) -> None:
 
     import numpy as np
 
-    from bertsmith.base.terminal import counted
+    from bertsmith.base.terminal import counted, scaled
     from bertsmith.cli.flags import as_flags
     from bertsmith.cli.vocab import Vocab
     from bertsmith.corpus.build.build import build_store
@@ -71,14 +71,14 @@ def run_corpus(settings: Corpus) -> None:
         shards = TokenStore.open(folder).shards
         single = sum(int((np.diff(shard.documents) == 1).sum()) for shard in shards)
     seconds = time.monotonic() - started
-    megabytes, held_out = manifest["text_bytes"] / 1e6, manifest["splits"]["held_out"]
+    num_bytes, held_out = manifest["text_bytes"], manifest["splits"]["held_out"]
     print(
         f"{settings.out}: {manifest['documents']:,} documents, "
         f"{manifest['sentences']:,} sentences, {manifest['tokens']:,} tokens"
     )
     documents = counted(held_out["documents"], "document")
     print(f"held out: {documents}, {held_out['tokens']:,} tokens")
-    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s ({megabytes / seconds:,.1f} MB/s)")
+    print(f"{scaled(num_bytes)} in {seconds:,.1f} s ({scaled(num_bytes / seconds)}/s)")
     if held_out["documents"] < 2:
         print("warning: too few documents held out to measure on: raise --held-out")
     mean = manifest["sentences"] / manifest["documents"]
@@ -182,7 +182,7 @@ class CorpusVerify:
 
 
 def run_corpus_verify(settings: CorpusVerify) -> int:
-    from bertsmith.base.terminal import Progress
+    from bertsmith.base.terminal import Progress, scaled
     from bertsmith.corpus.store.store import TokenStore
     from bertsmith.corpus.store.verify import verify_store
 
@@ -196,8 +196,7 @@ def run_corpus_verify(settings: CorpusVerify) -> int:
     if settings.json:
         print(json.dumps({"store": settings.store, "bytes": store.num_bytes, "faults": faults}))
     elif not faults:
-        megabytes = store.num_bytes / 1e6
-        print(f"{settings.store}: sound ({megabytes:,.1f} MB, generation {store.generation})")
+        print(f"{settings.store}: sound ({scaled(store.num_bytes)}, generation {store.generation})")
     return 1 if faults else 0
 
 

@@ -72,14 +72,14 @@ def run_corpus_report(settings: CorpusReport) -> None:
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
     """The figures as lines of text."""
-    from bertsmith.base.terminal import counted
+    from bertsmith.base.terminal import counted, scaled
     from bertsmith.cli.vocab import repeated_lines
 
     lengths = figures["document_characters"]
     yield (
-        f"{counted(figures['files'], 'file')}, {figures['bytes_stored'] / 1e6:,.1f} MB stored; "
+        f"{counted(figures['files'], 'file')}, {scaled(figures['bytes_stored'])} stored; "
         f"{counted(figures['documents'], 'document')}, {counted(figures['lines'], 'line')}, "
-        f"{counted(figures['characters'], 'character')}, {figures['bytes'] / 1e6:,.1f} MB"
+        f"{counted(figures['characters'], 'character')}, {scaled(figures['bytes'])}"
     )
     yield (
         f"characters of a document: {lengths['shortest']:,} to {lengths['longest']:,}, "

@@ -93,6 +93,11 @@ class Reproduce(ReproduceSettings):
 
 
 def run_reproduce(settings: Reproduce) -> None:
+    from bertsmith.experiments.paper.experiment import read_experiment
+
+    for name in settings.experiments:
+        if name != "all":
+            read_experiment(name, settings.scale)  # tells its mistakes before PyTorch is loaded
     from bertsmith.experiments.paper.reproduce import reproduce
 
     for page in reproduce(settings):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import bertsmith
 from bertsmith.base.settings import Hidden, Metavar, Positional
-from bertsmith.base.terminal import Progress
+from bertsmith.base.terminal import Progress, scaled
 from bertsmith.cli.flags import Answering, BulkAnswering, group_values
 from bertsmith.cli.outputs import (
     after_similarity_training,
@@ -411,7 +411,7 @@ def run_features(settings: Features) -> None:
     size = "x".join(map(str, written.vectors.shape))
     print(
         f"{out}: {len(written):,} texts, {len(sentences.words):,} words, float16 {size}, "
-        f"{written.vectors.nbytes / 1e6:,.1f} MB, layers {', '.join(map(str, extraction.numbers))}"
+        f"{scaled(written.vectors.nbytes)}, layers {', '.join(map(str, extraction.numbers))}"
     )
 
 

@@ -419,7 +419,7 @@ def metric_lines(result: dict[str, Any]) -> Iterator[str]:
     """The metrics, those of every split where there are two, then the confusion matrix."""
     from bertsmith.reports.finetuning import is_share
 
-    notes = result.get("notes", {})
+    notes, are_counted = result.get("notes", {}), False
     metrics = result["metrics"]
     for name in [name for name in metrics if not name.endswith("_cases")]:
         beside = ""
@@ -429,10 +429,12 @@ def metric_lines(result: dict[str, Any]) -> Iterator[str]:
             beside = of_cases(result["examples"], "examples")
         if name in notes:
             beside = f"  ({notes[name]})"
+        are_counted |= beside.endswith("examples")
         yield f"{name:<20} {metrics[name]:.4f}{beside}"
     for split, metrics in result.get("splits", {}).items():
         yield f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    yield f"{'examples':<20} {result['examples']:,}"
+    if not are_counted:
+        yield f"{'examples':<20} {result['examples']:,}"
     labels = result.get("labels", [])
     if "confusion" in result and len(labels) <= MAX_SHOWN:
         width = max(6, *(len(label) for label in labels))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import bertsmith
 from bertsmith.base.processes import usable_cores
 from bertsmith.base.settings import Count, Metavar, NotNegative, Positional, Positive
+from bertsmith.base.terminal import scaled
 from bertsmith.cli.flags import TextInput, as_flags
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
@@ -215,7 +216,7 @@ def rows(figures: dict[str, Any]) -> Iterator[str]:
     text, sides = figures["text"], figures["vocabularies"]
     yield (
         f"{text['documents']:,} documents, {text['lines']:,} lines, "
-        f"{text['characters']:,} characters, {text['bytes'] / 1e6:,.1f} MB"
+        f"{text['characters']:,} characters, {scaled(text['bytes'])}"
     )
     yield ""
     yield from _table(sides)

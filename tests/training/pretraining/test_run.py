@@ -357,4 +357,5 @@ def test_evaluations_keep_their_share_of_a_budget_in_minutes(
     assert evaluations("none", 0.5, **minutes) <= 1
     # steps are to be the same on every machine, and so are their evaluations
     assert evaluations("steps", 0.02) == settings.num_evals - 1
+    assert evaluations("by-default", 0.0, steps=24, num_evals=None) == 1
     assert loop_state(tmp_path / "steps")["evaluating"] == 0

@@ -60,6 +60,15 @@ def test_budgets(changes, says, settings):
         made.budget()
 
 
+def test_a_short_budget_has_few_evaluations_unless_they_are_asked_for():
+    def evaluations(**given):
+        return PretrainSettings(**given).evaluations
+
+    assert [evaluations(steps=steps) for steps in (5, 20, 60, 100, 5000)] == [1, 2, 6, 10, 10]
+    assert evaluations(tokens=20 * 32 * 128) == 2 and evaluations(minutes=0.1) == 10
+    assert evaluations(steps=20, num_evals=10) == 10
+
+
 def test_the_tokens_of_a_budget():
     rows = {"batch_size": 10, "max_length": 100, "phase2_length": 200, "phase2_ratio": 0.1}
     assert budget_tokens(PretrainSettings(steps=100, **rows)) == pytest.approx(

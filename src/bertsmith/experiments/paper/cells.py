@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import locked_file, read_json_object, write_json
+from bertsmith.base.files import locked_folder, read_json_object, write_json
 from bertsmith.base.terminal import duration
 from bertsmith.checkpoints.run_folder import RESULT_FILE
 from bertsmith.text.readers.tables import digest
@@ -93,15 +93,14 @@ class Cell:
         return done["seconds"]
 
     def compute(self, root: Path) -> None:
-        """Do the work, unless it is done.
+        """Do the work, unless it is done. A failure that leaves no file leaves no folder.
 
         Errors: Held where another process does it; those of the work.
         """
         folder = self.folder(root)
-        folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as until_end:
             try:
-                until_end.enter_context(locked_file(folder / LOCK_FILE, "cell", self.name))
+                until_end.enter_context(locked_folder(folder, LOCK_FILE))
             except ValueError as error:
                 raise Held(self.name) from error
             if self.seconds(root) is None:

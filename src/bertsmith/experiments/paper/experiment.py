@@ -196,7 +196,10 @@ def read_experiment(name: str, scale: str) -> Experiment:
     values = toml_values(path)
     own = {one: values.pop(one, {}) for one in SCALES}
     whole = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
-    values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
+    try:
+        values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
+    except ValueError as error:
+        raise ValueError(str(error).replace("`", "")) from error  # the file's, no flag's
     if points := values.get("points"):
         both = [(variant, point) for variant in values.get("variants", ()) for point in points]
         values["variants"] = [_at(variant, point) for variant, point in both]

@@ -257,7 +257,7 @@ def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
         log_every=settings.log_every,
         checkpoint_every=settings.checkpoint_every,
         keep_steps=settings.keep_steps,
-        num_evals=settings.num_evals,
+        num_evals=settings.evaluations,
         evaluation_steps=EVALUATED_ROW * settings.eval_rows / settings.batch_size,
         num_workers=settings.num_workers,
         peak=peak,

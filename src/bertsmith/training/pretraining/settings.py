@@ -41,6 +41,7 @@ SHAPE = {
     "layer_norm",
     "glu",
 }  # fixed by the model to go on from
+MOST_EVALS, STEPS_AN_EVAL = 10, 10  # an evaluation takes the time of some 8 default steps
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
     "objective", "mlm_probability", "short_seq_prob", "masking", "mask_replace_prob",
@@ -163,8 +164,8 @@ class LogSettings:
 
     title = "log and checkpoints"
 
-    num_evals: Annotated[int, Count] = 10
-    """Held-out measurements over the budget."""
+    num_evals: Annotated[int | None, Count] = None
+    """Held-out measurements over the budget. Default: 10, in a short budget one in 10 steps."""
     eval_rows: Annotated[int, Count, Advanced] = 512
     """Rows of a held-out measurement during the run; the last one reads four times as many."""
     checkpoint_every: Annotated[int, Count] = 1000
@@ -288,6 +289,16 @@ class PretrainSettings(
             bare=self.architecture == "gpt",
             **values,
         )
+
+    @property
+    def evaluations(self) -> int:
+        """`num_evals`, or its default for the budget.
+
+        >>> [PretrainSettings(steps=steps).evaluations for steps in (5, 20, 1000)]
+        [1, 2, 10]
+        """
+        steps = self.steps or (self.tokens or math.inf) / (self.batch_size * self.max_length)
+        return self.num_evals or int(max(1, min(MOST_EVALS, steps / STEPS_AN_EVAL)))
 
     @property
     def bow_weight(self) -> float:

@@ -329,7 +329,7 @@ class Trial:
     def estimates(self) -> list[Estimate]:
         """Estimate each phase, at the speed measured here where there is memory for it."""
         settings, found, started = self._settings, [], 0.0
-        evaluated_rows = (settings.num_evals - 1) * settings.eval_rows
+        evaluated_rows = (settings.evaluations - 1) * settings.eval_rows
         if self._store.held_out.num_documents < FEWEST_HELD_OUT:
             evaluated_rows = 0
         for phase in settings.phases():
