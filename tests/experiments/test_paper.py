@@ -35,6 +35,7 @@ train_examples = 40
 dev_examples = 30
 pretrain = {{ size = "4x64", steps = 6, batch_size = 8, max_length = 32, checkpoint_every = 3 }}
 finetune = {{ epochs = 2, max_length = 32 }}
+finetune_own = {{ learning_rate = 2e-3 }}
 [nano.features]
 epochs = 1
 hidden_size = 8
@@ -109,6 +110,12 @@ def made(out):
     return sorted(path.parent.name.rpartition("-")[0] for path in out.glob("cells/*/cell.json"))
 
 
+def rate_of(out, row):
+    """The learning rate of a row's fine-tuning."""
+    run = next(out.glob(f"cells/finetune-{row}-sst2-1-*/run.json"))
+    return read_json(run)["settings"]["learning_rate"]
+
+
 ALL = sorted(
     ["text-65", "pretrain-mlm-4x64", "pretrain-ltr-4x64", "pretrain-elmo-16x32"]
     + ["features-mlm-4x64-ner-1"]
@@ -139,6 +146,7 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
     for result in out.glob("cells/finetune-*/seeds/1/log.jsonl"):
         assert result.read_text().count('"event": "evaluate"') == 1  # trained once
     assert (out / "toy.md").read_text() in ran.out
+    assert rate_of(out, "mlm-4x64") == 2e-3 != rate_of(out, "elmo-16x32")
 
     page, result = (out / "toy.html").read_text(), read_json(out / "toy.json")
     for words in ("Masked", "Left to right", "(92.6)", "the paper", "What the paper says"):
@@ -185,6 +193,7 @@ def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
     ran = cli(*command(files, out, *given))
     assert ran.code == 0, ran.err
     assert f"| {model.name} |" in ran.out and "Masked" not in ran.out
+    assert rate_of(out, "model") == pytest.approx(5e-5 * 768 / 64)  # by its width
 
 
 def test_two_processes_share_the_work(tmp_path):

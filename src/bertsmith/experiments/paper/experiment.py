@@ -47,6 +47,8 @@ class Scale:
     """Keywords of `bertsmith.pretrain`."""
     finetune: dict[str, Any] = field(default_factory=dict)
     """Keywords of `bertsmith.finetune`."""
+    finetune_own: dict[str, Any] = field(default_factory=dict)
+    """More of them, for the encoders that are pre-trained here."""
     features: dict[str, Any] = field(default_factory=dict)
     """Fields of `FrozenSettings`."""
 
@@ -215,10 +217,11 @@ def _check_keywords(part: Scale | Variant, source: str) -> None:
     kinds = {
         "pretrain": PretrainSettings,
         "finetune": FinetuneSettings,
+        "finetune_own": FinetuneSettings,
         "features": FrozenSettings,
     }
     for name, kind in kinds.items():
-        if isinstance(found := getattr(part, name), Mapping):
+        if isinstance(found := getattr(part, name, None), Mapping):
             known = {key: value for key, value in found.items() if key != "recipe"}
             converted_fields(kind, known, f"{source}: {name}")
 

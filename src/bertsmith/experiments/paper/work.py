@@ -330,6 +330,8 @@ class Work:
         settings = {"keep": "last", "evals_per_epoch": 0, "max_retries": 0, **self.scale.finetune}
         if task.task_type == "answer" and (length := settings.get("max_length")):
             settings.setdefault("doc_stride", length // 2)
+        if not variant.model and variant.system == "encoder":
+            settings |= self.scale.finetune_own
         settings |= variant.finetune
         # nothing is chosen on dev, where all is measured
         recipe = from_mapping(FinetuneSettings, {**settings, **self._machine}, "finetune")
