@@ -165,7 +165,7 @@ class LogSettings:
     title = "log and checkpoints"
 
     num_evals: Annotated[int | None, Count] = None
-    """Held-out measurements over the budget. Default: 10, in a short budget one in 10 steps."""
+    """Held-out measurements. Default: 10, in a short budget one in 10 steps."""
     eval_rows: Annotated[int, Count, Advanced] = 512
     """Rows of a held-out measurement during the run; the last one reads four times as many."""
     checkpoint_every: Annotated[int, Count] = 1000
