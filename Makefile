@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 # Torch keeps one thread in each of the two test workers: more threads than cores cost 4-8 times.
 # A worker gets whole files: what the tests of a file share, as a training, is made once.
-# Bytecode is kept, whatever the shell says: a hundred tests start a Python of their own.
+# Bytecode is kept, whatever the shell says: many tests start a Python of their own.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: help quickstart serve-demo test test-slow test-gpu faults lint format docs benchmark clean

@@ -50,8 +50,9 @@ def pieces(trainer, settings, device="cpu", threads=1, batch=40):
     [
         (1, 9999, [40]),
         (2, 9999, [20, 20]),
-        (1, 128, [14, 14, 12]),  # rows of 8: 320 tokens, of which 128 are 16 rows
+        (1, 128, [14, 13, 13]),  # rows of 8: 320 tokens, of which 128 are 16 rows
         (2, 128, [10, 10, 10, 10]),  # both workers have as many
+        (2, 64, [7, 7, 7, 7, 6, 6]),
         (2, 1, [1] * 40),
     ],
 )

@@ -165,30 +165,30 @@ class FineTuning:
         return self.batches.advance(position)
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
-        """A micro-batch a worker, or as many more as keep each at about `TOKENS_AT_ONCE`."""
+        """A micro-batch a worker, or as many more as keep each at about `TOKENS_AT_ONCE`.
+
+        The workers' shares have about as many tokens; each is cut into equal numbers of units.
+        """
         units = self.batches[position]
-        workers = min(self.engine.workers, len(units))
-        micro_batches = self._split(units, workers)
+        widths = -(-self.train.unit_lengths[units] // 8) * 8  # as they are padded
+        shares = [units[rows] for rows in equal_batches(widths, self.engine.workers)]
+        micro_batches = [self._micro_batch(share) for share in shares]
         largest = max(micro["ids"].size for micro in micro_batches)
         at_once = TOKENS_AT_ONCE * self.model.config.length_scale
         if self.engine.device.type == "cpu" and largest > at_once:
-            rounds = math.ceil(largest / at_once)
-            micro_batches = self._split(units, min(workers * rounds, len(units)))
+            rounds = min(math.ceil(largest / at_once), *map(len, shares))
+            cut = zip(*(np.array_split(share, rounds) for share in shares), strict=True)
+            micro_batches = [self._micro_batch(part) for parts in cut for part in parts]
         tokens = sum(int(micro["lengths"].sum()) for micro in micro_batches)
         labels = sum(self.task_type.num_labelled(micro["labels"]) for micro in micro_batches)
         counts = {"labels": labels, "rows": sum(len(micro["ids"]) for micro in micro_batches)}
         return StepBatch(micro_batches, counts, tokens), self.advance(position)
 
-    def _split(self, units: np.ndarray, count: int) -> list[dict[str, np.ndarray]]:
-        micro_batches = []
-        widths = -(-self.train.unit_lengths[units] // 8) * 8  # as they are padded
-        for rows in equal_batches(widths, count):
-            part = units[rows]
-            micro = self.train.batch(part, self.model.config.pad_id)
-            if self.teacher is not None:
-                micro["teacher"] = self.teacher[part]
-            micro_batches.append(micro)
-        return micro_batches
+    def _micro_batch(self, units: np.ndarray) -> dict[str, np.ndarray]:
+        micro = self.train.batch(units, self.model.config.pad_id)
+        if self.teacher is not None:
+            micro["teacher"] = self.teacher[units]
+        return micro
 
     def loss(
         self, model: TaskModel, micro: dict[str, np.ndarray], counts: dict[str, int]
