@@ -302,6 +302,17 @@ def test_the_experiments_that_come_along(name):
             assert len(budgets) == 1
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_figure_5_measures_the_pre_trainings_of_table_5(scale):
+    keys = {}
+    for name in ("table5", "figure5"):
+        experiment = read_experiment(name, scale)
+        work = Work(scale, experiment.scale, [], {}, (), experiment.points, root=None)
+        keys[name] = {work.pretraining(variant).key for variant in experiment.variants}
+    assert len(keys["figure5"]) == 2
+    assert keys["figure5"] < keys["table5"]
+
+
 @pytest.mark.parametrize("scale", ["nano", "small"])
 def test_the_lineage_has_equal_parameters(scale):
     """Within a tenth, of a classifier."""
