@@ -108,9 +108,9 @@ def settings_of(case: Case, name: str) -> PretrainSettings:
     if case.recipe == "paper":
         recipe = read_recipe("paper")
     elif name == RECIPE:
-        recipe = read_recipe("fast")
+        recipe = replace(read_recipe("fast"), optimizer="adamw")  # auto's on a GPU
     else:
-        recipe = PretrainSettings(objective="mlm")
+        recipe = PretrainSettings(objective="mlm", optimizer="adamw")
     return replace(
         recipe,
         size=case.size,

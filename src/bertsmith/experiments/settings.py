@@ -21,8 +21,8 @@ class QuickstartSettings:
     """tiny, mini, small, ... or LAYERSxHIDDEN."""
     vocab_size: int = 8000
     """Pieces of the vocabulary."""
-    learning_rate: float = 2e-3
-    """Peak learning rate of pre-training; larger sizes want less."""
+    learning_rate: float | None = None
+    """Peak learning rate of pre-training. Default: that of `bertsmith pretrain`."""
     epochs: int = 5
     """Epochs of each fine-tuning."""
     seed: int = 12345

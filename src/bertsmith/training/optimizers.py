@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, _foreach_add_, _foreach_mul_, _foreach_norm, nn  # pyright: ignore
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
 from bertsmith.training.ranks import like
@@ -17,6 +18,7 @@ LAYER = re.compile(r"encoder\.(?:left\.|right\.)?layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
 READER_RATE = 10.0  # of a BiLSTM that begins at random weights over a model that does not
+MOMENTUM = 0.95  # of Muon
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
@@ -71,11 +73,11 @@ class Lamb(Optimizer):
             if not weights:
                 continue
             if not group["adapted"]:
-                self._adam(weights, weights, group, group["lr"], group["weight_decay"])
+                adam_step(self, weights, weights, group, group["lr"], group["weight_decay"])
                 continue
             # Adam's step of size 1 away from zero is -r
             updates = [torch.zeros_like(weight) for weight in weights]
-            self._adam(weights, updates, group, rate=1.0, weight_decay=0.0)
+            adam_step(self, weights, updates, group, rate=1.0, weight_decay=0.0)
             _foreach_add_(updates, weights, alpha=-group["weight_decay"])
             weight_norm = torch.stack(_foreach_norm(weights))
             update_norm = torch.stack(_foreach_norm(updates))
@@ -84,58 +86,127 @@ class Lamb(Optimizer):
             _foreach_mul_(updates, list((group["lr"] * ratio).unbind()))
             _foreach_add_(weights, updates)
 
-    def _adam(
-        self, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any],
-        rate: float, weight_decay: float,
-    ) -> None:  # fmt: skip
-        """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight] = first_state(weight, 0.0)
-        states = [self.state[weight] for weight in weights]
-        adamw(
-            moved,
-            [weight.grad for weight in weights if weight.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=rate,
-            weight_decay=weight_decay,
-            eps=group["eps"],
-            maximize=False,
-        )
 
-
-class MuonWithAdamW(Optimizer):
-    """Muon for the groups with `muon` True, AdamW for the others; one rate for both.
+class Muon(Optimizer):
+    """Muon for the groups with `orthogonal` True, AdamW for the others; one rate for both.
 
     Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by its momentum made
-    orthogonal; its step is scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
+    orthogonal; the step is scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982). With
+    gradient g and O the `orthogonalized` matrix:
+
+        b = 0.95 b + g
+        w = (1 - rate decay) w - 0.2 rate sqrt(longer side) O(g + 0.95 b)
+
+    PyTorch's own multiplies in bf16 everywhere, which takes fifteen times as long on a CPU without
+    instructions for it.
     """
 
     def __init__(
         self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "muon": False})
-        groups = self.param_groups
-        is_muon = [group for group in groups if group["muon"]]
-        others = [group for group in groups if not group["muon"]]
-        self._muon = Muon(is_muon, lr=lr, adjust_lr_fn="match_rms_adamw")
-        self._adamw = AdamW(others, lr=lr, betas=betas, eps=eps, fused=True)
-        # one list of groups and one state, so that rates and checkpoints reach both
-        self.param_groups = [*self._muon.param_groups, *self._adamw.param_groups]
-        self._muon.state = self._adamw.state = self.state
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "orthogonal": False})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
-        self._muon.step()
-        self._adamw.step()
+        for move in self.moves():
+            move()
+
+    def moves(self) -> list[Callable[[], None]]:
+        """The parts of a step; several threads may take them, in any order."""
+        parts = []
+        for group in self.param_groups:
+            alike: dict[Any, list[Tensor]] = {}  # by shape, where matrices are moved together
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    alike.setdefault(group["orthogonal"] and weight.shape, []).append(weight)
+            parts += [partial(self._move, weights, group) for weights in alike.values()]
+        return parts
+
+    @torch.no_grad()
+    def _move(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        if group["orthogonal"]:
+            self._move_matrices(weights, group)
+        else:
+            adam_step(self, weights, weights, group, group["lr"], group["weight_decay"])
+
+    def _move_matrices(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Move matrices of one shape."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        momenta = []
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {"momentum": torch.zeros_like(weight)}
+            momenta.append(self.state[weight]["momentum"])
+        _foreach_mul_(momenta, MOMENTUM)
+        _foreach_add_(momenta, gradients)
+        ahead = torch.stack(gradients).add_(torch.stack(momenta), alpha=MOMENTUM)
+        _foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        size = 0.2 * group["lr"] * max(weights[0].shape) ** 0.5
+        moves = orthogonalized(ahead).to(weights[0]) * -size
+        _foreach_add_(weights, list(moves.unbind()))
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """U V^T, roughly, of matrices U S V^T [N, M, K]: large singular values become 0.7 to 1.2.
+
+    Newton-Schulz iterations of Jordan's polynomial, 3.4445 s - 4.775 s^3 + 2.0315 s^5, on S divided
+    by its norm; those near 0 grow 41 times. With three a model learned as much as with Jordan's
+    five (docs/design/lab.md). In bf16 on a GPU, else in float32.
+
+    >>> found = orthogonalized(torch.diag(torch.tensor([5.0, 3.0, 0.01]))[None])[0]
+    >>> [round(value, 2) for value in found.diag().tolist()]
+    [0.91, 0.79, 0.07]
+    """
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if is_tall else matrices  # [N, short, long]
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    if x.is_cuda:
+        x = x.bfloat16()
+    first, third, fifth = 3.4445, -4.775, 2.0315  # of the polynomial
+    for _ in range(3):
+        gram = x @ x.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        x = torch.baddbmm(x, factor, x, beta=first)
+    return x.mT if is_tall else x
+
+
+def adam_step(
+    optimizer: Optimizer, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any],
+    rate: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
+    for weight in weights:
+        if not optimizer.state[weight]:
+            optimizer.state[weight] = first_state(weight, 0.0)
+    states = [optimizer.state[weight] for weight in weights]
+    adamw(
+        moved,
+        [weight.grad for weight in weights if weight.grad is not None],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        fused=True,
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=rate,
+        weight_decay=weight_decay,
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+def choose_optimizer(hidden_size: int, step_tokens: int) -> str:
+    """muon, where its products are at most a quarter of a step's operations; else adamw.
+
+    They are 168 H^3 operations a layer, and training is 72 H^2 a token.
+
+    >>> [choose_optimizer(hidden_size, 32 * 128) for hidden_size in (128, 256, 768)]
+    ['muon', 'muon', 'adamw']
+    """
+    return "muon" if 168 * hidden_size <= 72 * step_tokens / 4 else "adamw"
 
 
 def build_optimizer(
@@ -148,10 +219,9 @@ def build_optimizer(
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
-    kind "adamw": bias-corrected, the default everywhere; "paper-adam": without the correction;
-    "lamb": for batches of thousands of rows; "muon": an experiment with momentum 0.95, in which
-    AdamW moves all but the layers' matrices. The first two take a `layer_decay` and a `reader_rate`
-    (`layer_groups`).
+    kind "adamw": bias-corrected; "paper-adam": without the correction; "lamb": for batches of
+    thousands of rows; "muon": learns more in a step, in which AdamW moves all but the layers'
+    matrices. The first two take a `layer_decay` and a `reader_rate` (`layer_groups`).
 
     Errors: ValueError for an unknown kind.
     """
@@ -174,8 +244,12 @@ def build_optimizer(
         }
         inner = [weight for weight in decayed["params"] if id(weight) in matrices]
         outer = [weight for weight in decayed["params"] if id(weight) not in matrices]
-        groups = [{**decayed, "params": inner, "muon": True}, {**decayed, "params": outer}, plain]
-        return MuonWithAdamW(groups, **settings)
+        groups = [
+            {**decayed, "params": inner, "orthogonal": True},
+            {**decayed, "params": outer},
+            plain,
+        ]
+        return Muon(groups, **settings)
     raise ValueError(f"optimizer '{kind}': known are {', '.join(OPTIMIZERS)}")
 
 

@@ -41,11 +41,12 @@ def engine_of(precision, workers):
 def recipe_of(name):
     """The recipe "fast" as it is shipped, or the paper's rows and GELU at a steady rate; small."""
     if name == "fast":
-        return replace(read_recipe("fast"), learning_rate=default_rate(64), **SMALL, **LINES)
+        as_chosen = {"optimizer": "muon", "learning_rate": default_rate(64, "muon")}
+        return replace(read_recipe("fast"), **as_chosen, **SMALL, **LINES)
     start = {"init_scheme": "paper", "initializer_range": 0.1}
     steady = {"learning_rate": 1e-3, "schedule": "constant", "warmup_ratio": 0.0}
     paper = {"nsp_sampling": "paper", "activation": "gelu_tanh"}
-    return PretrainSettings(**paper, **start, **steady, **SMALL, **LINES)
+    return PretrainSettings(optimizer="adamw", **paper, **start, **steady, **SMALL, **LINES)
 
 
 def started(store_folder, settings, engine, seed=1):

@@ -316,7 +316,7 @@ seen, step = [], Stepper.step
 Stepper.step = lambda *arguments: seen.append(loaded()) or step(*arguments)
 settings = PretrainSettings(
     size="2x64", max_length=48, batch_size=16, minutes=0.01, masking="span", precision="bf16",
-    threads=2, checkpoint_every=5, eval_rows=8, num_evals=2,
+    threads=2, checkpoint_every=5, eval_rows=8, num_evals=2, optimizer="adamw",
 )
 pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
 late = loaded() - seen[0]

@@ -26,10 +26,17 @@ from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
 from .. import runs
 from ..runs import NO_DROPOUT, lines, train_stream, weights
 
-SIX = {"steps": 6, "device": "cpu", "checkpoint_every": 3, "log_every": 1, "loggers": ()}
+SIX = {
+    "steps": 6,
+    "device": "cpu",
+    "optimizer": "adamw",
+    "checkpoint_every": 3,
+    "log_every": 1,
+    "loggers": (),
+}
 RECIPE = {**runs.RECIPE, **SIX}
 # no dropout: its draws hang on a micro-batch's shape
-UNEVEN = {"batch_size": 15, "objective": "mlm", **NO_DROPOUT}
+UNEVEN = {"batch_size": 15, "objective": "mlm", "optimizer": "muon", **NO_DROPOUT}
 PHASES = {"phase2_length": 64, "phase2_ratio": 0.5, "micro_batch_size": 4, **NO_DROPOUT}
 SHARD = {"shard": True, "micro_batch_size": 4}
 # what two ranks run -> the change of the recipe, and that with which one rank does the same

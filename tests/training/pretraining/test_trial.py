@@ -169,6 +169,28 @@ def test_the_search_on_a_cpu_computes_gradients_alone(store_folder, settings, mo
     assert passes[:4] == [1, 1, 2, 2] and found.micro_batch_size in {1, 2, 4, 8, 16} and rule
 
 
+@pytest.mark.parametrize(
+    ("changes", "engine", "chosen"),
+    [
+        ({}, CPU, "muon"),
+        ({"size": "2x128"}, CPU, "adamw"),  # wide for steps of 768 tokens
+        ({"size": "2x128", "batch_size": 32}, CPU, "muon"),
+        ({"shard": True}, CPU, "adamw"),
+        ({}, CUDA, "adamw"),
+        ({"optimizer": "lamb"}, CPU, "lamb"),
+    ],
+)
+def test_the_optimizer_of_a_new_model(store_folder, settings, changes, engine, chosen, monkeypatch):
+    monkeypatch.setattr(trial, "choose_engine", lambda *asked: engine)
+    found, *_ = trial.resolve(store_folder, replace(settings, **changes), None)
+    assert found.optimizer == chosen
+
+
+def test_a_model_to_go_on_from_keeps_to_adamw(store_folder, settings, whole_run):
+    found, *_ = trial.resolve(store_folder, settings, whole_run)
+    assert found.optimizer == "adamw"
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """The way of a trial on a GPU; the steps that its compiled form would do are noted."""
@@ -224,6 +246,7 @@ def test_a_gpu_is_tried_with_the_gradients_of_another_micro_batch(
 
     monkeypatch.setattr(trial.Trial, "_on_gpu", True)
     monkeypatch.setattr(trial, "fits_cuda", fits_cuda)
+    settings = replace(settings, optimizer="adamw")
     tried = trial.Trial(store_folder, settings, CPU, None)
     assert tried.micro_batch().rows == settings.batch_size == 16
     tokens = {rows: tokens for rows, tokens, _ in done}

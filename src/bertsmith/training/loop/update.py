@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from bertsmith.model.kernels.numbers import load, store, vectorized
-from bertsmith.training.optimizers import first_state
+from bertsmith.training.optimizers import Muon, first_state
 from bertsmith.training.ranks import full_tensor
 from bertsmith.training.replicas import Replicas, Trained
 
@@ -35,7 +35,7 @@ def make_update(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update
 
 
 class Update:
-    """A step's update by PyTorch's operators: any optimizer, any device."""
+    """A step's update by PyTorch's operators: any optimizer, any device. All cores share Muon's."""
 
     def __init__(self, optimizer: Optimizer, replicas: Replicas, clip: float) -> None:
         self.optimizer, self.replicas, self.clip = optimizer, replicas, clip
@@ -48,7 +48,10 @@ class Update:
 
     def move(self) -> None:
         """Move the weights, after `norm`."""
-        self.optimizer.step()
+        if isinstance(self.optimizer, Muon) and not self.replicas.weights[0].is_cuda:
+            self.replicas.each(lambda move: move(), self.optimizer.moves())
+        else:
+            self.optimizer.step()
         self.replicas.refresh_copies()
         self.zero_grad()
 

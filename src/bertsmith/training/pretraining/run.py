@@ -136,7 +136,8 @@ def pretrain(
         origin = checkpoint or base_model
         network = start_model(store.tokenizer, settings, origin, store.unigram_counts)
         shard_(network.to(engine.device), engine.ranks, engine.device)
-        rate = settings.learning_rate or default_rate(network.config.one_direction.hidden_size)
+        hidden_size = network.config.one_direction.hidden_size
+        rate = settings.learning_rate or default_rate(hidden_size, settings.optimizer)
         settings = replace(settings, learning_rate=rate)
         tasks = pretraining_tasks(network, store, settings, engine)
         optimizer = build_optimizer(network, settings.optimizer, rate, settings.weight_decay)

@@ -84,7 +84,7 @@ class DataSettings:
     mlm_probability: float = 0.15
     """Share of the tokens to predict."""
     masking: Masking = "token"
-    """What is masked at once: a token, all pieces of a word, or a span of words."""
+    """Masked at once: a token, a whole word, a span of words."""
     max_predictions_per_seq: Annotated[int | None, Advanced] = None
     """Most tokens to predict in a row, in proportion more in the second phase. Default: max_length
     x mlm_probability."""
@@ -140,8 +140,8 @@ class PretrainOptimization(Optimization):
     title = "optimization"
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
-    """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3: 1e-3 for mini, 5e-4 for
-    small, 3.3e-4 for base."""
+    """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3, which is 1e-3 for mini and
+    3.3e-4 for base; muon has twice as much."""
     schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
     """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
     google-research/bert, with a drop after warm-up."""
@@ -149,9 +149,9 @@ class PretrainOptimization(Optimization):
     """Share of the budget in which the rate rises."""
     warmup_steps: Annotated[int | None, Advanced] = None
     """The same in steps, for a budget in steps."""
-    optimizer: Literal["adamw", "paper-adam", "lamb", "muon"] = "adamw"
-    """adamw: with bias correction; paper-adam: without; lamb: for batches of thousands of rows;
-    muon: an experiment."""
+    optimizer: Literal["auto", "adamw", "paper-adam", "lamb", "muon"] = "auto"
+    """auto: muon for a new, narrow model on a CPU, else adamw; paper-adam: without bias correction;
+    lamb: for batches of thousands of rows."""
     dropout: Annotated[float, Fraction] = 0.0
     """Dropout on hidden outputs; the paper has 0.1."""
     attention_dropout: Annotated[float, Fraction, Advanced] = 0.0
@@ -224,7 +224,7 @@ class PretrainSettings(
                 f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
                 "tokens: leave it out"
             )
-        if self.shard and self.optimizer not in ("adamw", "paper-adam"):
+        if self.shard and self.optimizer in ("lamb", "muon"):
             raise ValueError(
                 f"`shard=True`: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
                 "leave `shard` out"

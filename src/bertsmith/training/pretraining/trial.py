@@ -29,7 +29,7 @@ from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
 from bertsmith.training.memory import FLOAT, StepShape, available_memory, step_memory
-from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.optimizers import build_optimizer, choose_optimizer
 from bertsmith.training.pretraining.estimate import (
     Estimate,
     Speed,
@@ -254,8 +254,14 @@ def resolve(
     engine = choose_engine(
         settings.device, settings.precision, settings.threads, ranks.sharding(settings.shard)
     )
+    config = model_config(open_corpus(corpus).tokenizer, settings, base_model)
+    if settings.optimizer == "auto":
+        narrow = choose_optimizer(
+            config.one_direction.hidden_size, settings.batch_size * settings.max_length
+        )
+        is_new_on_cpu = engine.device.type == "cpu" and not (base_model or settings.shard)
+        settings = replace(settings, optimizer=narrow if is_new_on_cpu else "adamw")
     if settings.precision == AUTO_INT8:
-        config = model_config(open_corpus(corpus).tokenizer, settings, base_model)
         engine = with_faster_matmul(engine, settings, config)
     resolved: dict[str, Any] = {
         "nsp_sampling": settings.pair_rule,
