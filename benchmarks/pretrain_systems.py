@@ -36,7 +36,7 @@ from bertsmith.training.engine import AUTO_INT8, choose_engine, has_bf16
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
-from bertsmith.training.optimizers import build_optimizer, choose_optimizer
+from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.pretraining.matmul_times import with_faster_matmul
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
 from bertsmith.training.pretraining.task import Pretraining
@@ -90,7 +90,7 @@ def ours(
     rows = make_rows(size, length)
     changes: dict[str, Any] = {"size": size, "batch_size": rows, "max_length": length, "steps": 1}
     if "recipe" in options:
-        recipe = read_recipe(options["recipe"])
+        recipe = dataclasses.replace(read_recipe(options["recipe"]), optimizer="adamw")  # as peers
     else:
         # as the peers
         recipe = PretrainSettings(bag_of_words=0.0, nsp_sampling=PAIRS, optimizer="adamw")
@@ -112,10 +112,7 @@ def ours(
         engine = with_faster_matmul(engine, settings, config)
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
-    kind = settings.optimizer
-    if kind == "auto":
-        kind = choose_optimizer(config.hidden_size, rows * length)
-    optimizer = build_optimizer(model, kind, RATE, 0.01)
+    optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)
     loop = LoopSettings(Budget(steps=1), RATE, "linear", 0.1, CLIP, seed=1)
     batches = [task.batch(Position(0, k * rows))[0] for k in range(BATCHES)]
     engine.prepare(model)

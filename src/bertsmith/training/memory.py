@@ -100,9 +100,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     turn = max(head, shape.micro_batch_size * number * full) + of_table
     begin = activations + shape.workers * turn + several * gradients
     end = gradients + shape.workers * of_table
-    # LAMB's step; Muon's four copies of the feed-forward matrices of one shape
-    alike = FLOAT * config.num_layers * config.hidden_size * (wide - config.intermediate_size)
-    update = {"lamb": weights, "muon": 4 * alike}.get(shape.optimizer, 0)
+    update = weights if shape.optimizer == "lamb" else 0
     if shared and shape.optimizer not in FUSED:  # the sum of the gradients in float32
         update += weights
     peak = weights + narrow + moments + max(begin, end, gradients + update)

@@ -22,14 +22,18 @@ MOMENTUM = 0.95  # of Muon
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
-class EagerAdamW(AdamW):
-    """AdamW that does not load PyTorch's compiler, a second and a half of every command's start.
+class Eager(Optimizer):
+    """An optimizer that does not load PyTorch's compiler, a second and a half of a command's start.
 
     PyTorch wraps these two to keep its compiler out of them, and loads it for that at first call.
     """
 
-    add_param_group = getattr(AdamW.add_param_group, "__wrapped__", AdamW.add_param_group)
-    zero_grad = getattr(AdamW.zero_grad, "__wrapped__", AdamW.zero_grad)
+    add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+    zero_grad = getattr(Optimizer.zero_grad, "__wrapped__", Optimizer.zero_grad)
+
+
+class EagerAdamW(Eager, AdamW):
+    """AdamW, as the above."""
 
 
 class PaperAdam(EagerAdamW):
@@ -87,7 +91,7 @@ class Lamb(Optimizer):
             _foreach_add_(weights, updates)
 
 
-class Muon(Optimizer):
+class Muon(Eager):
     """Muon for the groups with `orthogonal` True, AdamW for the others; one rate for both.
 
     Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by its momentum made
@@ -116,61 +120,50 @@ class Muon(Optimizer):
         """The parts of a step; several threads may take them, in any order."""
         parts = []
         for group in self.param_groups:
-            alike: dict[Any, list[Tensor]] = {}  # by shape, where matrices are moved together
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    alike.setdefault(group["orthogonal"] and weight.shape, []).append(weight)
-            parts += [partial(self._move, weights, group) for weights in alike.values()]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if group["orthogonal"]:
+                parts += [partial(self._move_matrix, weight, group) for weight in weights]
+            elif weights:
+                rates = group["lr"], group["weight_decay"]
+                parts.append(partial(adam_step, self, weights, weights, group, *rates))
         return parts
 
     @torch.no_grad()
-    def _move(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        if group["orthogonal"]:
-            self._move_matrices(weights, group)
-        else:
-            adam_step(self, weights, weights, group, group["lr"], group["weight_decay"])
-
-    def _move_matrices(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        """Move matrices of one shape."""
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        momenta = []
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight] = {"momentum": torch.zeros_like(weight)}
-            momenta.append(self.state[weight]["momentum"])
-        _foreach_mul_(momenta, MOMENTUM)
-        _foreach_add_(momenta, gradients)
-        ahead = torch.stack(gradients).add_(torch.stack(momenta), alpha=MOMENTUM)
-        _foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        size = 0.2 * group["lr"] * max(weights[0].shape) ** 0.5
-        moves = orthogonalized(ahead).to(weights[0]) * -size
-        _foreach_add_(weights, list(moves.unbind()))
+    def _move_matrix(self, weight: Tensor, group: dict[str, Any]) -> None:
+        state, gradient = self.state[weight], weight.grad
+        if not state:
+            state["momentum"] = torch.zeros_like(weight)
+        momentum = state["momentum"].mul_(MOMENTUM).add_(gradient)
+        size = 0.2 * group["lr"] * max(weight.shape) ** 0.5
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(orthogonalized(gradient + MOMENTUM * momentum).to(weight) * size)
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """U V^T, roughly, of matrices U S V^T [N, M, K]: large singular values become 0.7 to 1.2.
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """U V^T, roughly, of a matrix U S V^T [M, K]: large singular values become 0.7 to 1.2.
 
     Newton-Schulz iterations of Jordan's polynomial, 3.4445 s - 4.775 s^3 + 2.0315 s^5, on S divided
-    by its norm; those near 0 grow 41 times. With three a model learned as much as with Jordan's
-    five (docs/design/lab.md). In bf16 on a GPU, else in float32.
+    by its norm; those near 0 grow 41 times. With three tiny learned as much in 336 steps as with
+    Jordan's five (docs/design/lab.md). In bf16 on a GPU, else in float32.
 
-    >>> found = orthogonalized(torch.diag(torch.tensor([5.0, 3.0, 0.01]))[None])[0]
+    >>> found = orthogonalized(torch.diag(torch.tensor([5.0, 3.0, 0.01])))
     >>> [round(value, 2) for value in found.diag().tolist()]
     [0.91, 0.79, 0.07]
     """
-    is_tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if is_tall else matrices  # [N, short, long]
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if is_tall else matrix  # [short, long]
+    x = x / x.norm().clamp(min=1e-7)
     if x.is_cuda:
         x = x.bfloat16()
     first, third, fifth = 3.4445, -4.775, 2.0315  # of the polynomial
     for _ in range(3):
         gram = x @ x.mT
-        factor = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
-        x = torch.baddbmm(x, factor, x, beta=first)
+        factor = torch.addmm(gram, gram, gram, beta=third, alpha=fifth)
+        x = torch.addmm(x, factor, x, beta=first)
     return x.mT if is_tall else x
 
 
+@torch.no_grad()
 def adam_step(
     optimizer: Optimizer, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any],
     rate: float, weight_decay: float,
@@ -220,8 +213,8 @@ def build_optimizer(
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected; "paper-adam": without the correction; "lamb": for batches of
-    thousands of rows; "muon": learns more in a step, in which AdamW moves all but the layers'
-    matrices. The first two take a `layer_decay` and a `reader_rate` (`layer_groups`).
+    thousands of rows; "muon": the layers' matrices by Muon, all else by AdamW. The first two take a
+    `layer_decay` and a `reader_rate` (`layer_groups`).
 
     Errors: ValueError for an unknown kind.
     """

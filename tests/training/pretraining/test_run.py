@@ -316,18 +316,21 @@ seen, step = [], Stepper.step
 Stepper.step = lambda *arguments: seen.append(loaded()) or step(*arguments)
 settings = PretrainSettings(
     size="2x64", max_length=48, batch_size=16, minutes=0.01, masking="span", precision="bf16",
-    threads=2, checkpoint_every=5, eval_rows=8, num_evals=2, optimizer="adamw",
+    threads=2, checkpoint_every=5, eval_rows=8, num_evals=2, optimizer=sys.argv[3],
 )
 pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
 late = loaded() - seen[0]
-assert len(seen) > 2 and len(seen[0]) > 20 and not late, (len(seen), len(seen[0]), late)
+assert len(seen) > 2 and len(seen[0]) > 15 and not late, (len(seen), len(seen[0]), late)
 """
 
 
-def test_every_kernel_is_loaded_before_the_clock_of_a_budget_in_minutes(store_folder, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_kernel_is_loaded_before_the_clock_of_a_budget_in_minutes(
+    store_folder, tmp_path, optimizer
+):
     """What is loaded from disk here is compiled on a new machine, which takes up to half a minute;
     held-out rows are masked in another way than these training rows."""
-    command = [sys.executable, "-c", LOADED, str(store_folder), str(tmp_path / "run")]
+    command = [sys.executable, "-c", LOADED, store_folder, tmp_path / "run", optimizer]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -150,8 +150,8 @@ class PretrainOptimization(Optimization):
     warmup_steps: Annotated[int | None, Advanced] = None
     """The same in steps, for a budget in steps."""
     optimizer: Literal["auto", "adamw", "paper-adam", "lamb", "muon"] = "auto"
-    """auto: muon for a new, narrow model on a CPU, else adamw; paper-adam: without bias correction;
-    lamb: for batches of thousands of rows."""
+    """auto: muon, which learns more in a step, for a new, narrow model on a CPU, else adamw;
+    paper-adam: no bias correction; lamb: batches of thousands of rows."""
     dropout: Annotated[float, Fraction] = 0.0
     """Dropout on hidden outputs; the paper has 0.1."""
     attention_dropout: Annotated[float, Fraction, Advanced] = 0.0

@@ -256,11 +256,10 @@ def resolve(
     )
     config = model_config(open_corpus(corpus).tokenizer, settings, base_model)
     if settings.optimizer == "auto":
-        narrow = choose_optimizer(
-            config.one_direction.hidden_size, settings.batch_size * settings.max_length
-        )
-        is_new_on_cpu = engine.device.type == "cpu" and not (base_model or settings.shard)
-        settings = replace(settings, optimizer=narrow if is_new_on_cpu else "adamw")
+        tokens = settings.batch_size * settings.max_length // ranks.size
+        chosen = choose_optimizer(config.one_direction.hidden_size, tokens)
+        fits = engine.device.type == "cpu" and not (base_model or settings.shard)
+        settings = replace(settings, optimizer=chosen if fits else "adamw")
     if settings.precision == AUTO_INT8:
         engine = with_faster_matmul(engine, settings, config)
     resolved: dict[str, Any] = {
