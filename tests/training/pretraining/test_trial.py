@@ -186,6 +186,12 @@ def test_the_optimizer_of_a_new_model(store_folder, settings, changes, engine, c
     assert found.optimizer == chosen
 
 
+def test_each_rank_moves_all_matrices_for_its_part_of_the_batch(store_folder, settings):
+    for size, chosen in ((1, "muon"), (2, "adamw")):
+        found, *_ = trial.resolve(store_folder, settings, None, Ranks(size=size))
+        assert found.optimizer == chosen
+
+
 def test_a_model_to_go_on_from_keeps_to_adamw(store_folder, settings, whole_run):
     found, *_ = trial.resolve(store_folder, settings, whole_run)
     assert found.optimizer == "adamw"
