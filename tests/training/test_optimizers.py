@@ -122,7 +122,7 @@ def test_muon_moves_the_layers_and_adamw_the_rest():
 
 
 def test_the_momentum_of_muon_looks_ahead():
-    """Of rows that are orthogonal already, all that the step can show is their share."""
+    """The singular values of a diagonal gradient are its diagonal, and U V^T is its signs."""
     model = nn.ModuleDict({"layers": nn.Sequential(nn.Linear(2, 2, bias=False))})
     nn.init.zeros_(model["layers"][0].weight)
     optimizer = build_optimizer(model, "muon", learning_rate=1.0, weight_decay=0.0)

@@ -319,8 +319,8 @@ settings = PretrainSettings(
     threads=2, checkpoint_every=5, eval_rows=8, num_evals=2, optimizer=sys.argv[3],
 )
 pretrain(Path(sys.argv[1]), Path(sys.argv[2]), settings)
-late = loaded() - seen[0]
-assert len(seen) > 2 and len(seen[0]) > 15 and not late, (len(seen), len(seen[0]), late)
+late, least = loaded() - seen[0], {"adamw": 20, "muon": 15}[sys.argv[3]]
+assert len(seen) > 2 and len(seen[0]) > least and not late, (len(seen), len(seen[0]), late)
 """
 
 

@@ -89,6 +89,8 @@ def default_rate(hidden_size: int, optimizer: str = "adamw") -> float:
 
     >>> [default_rate(hidden_size) for hidden_size in (64, 128, 256, 512)]
     [0.002, 0.002, 0.001, 0.0005]
+    >>> default_rate(256, "muon")
+    0.002
     """
     return min(2e-3, 0.256 / hidden_size) * (2 if optimizer == "muon" else 1)
 
