@@ -264,6 +264,7 @@ class System:
 
 SYSTEMS = {
     "bertsmith, float32": System("", "bertsmith", "float32", lambda job: ours(job, "float32")),
+    "bertsmith, bf16": System("", "bertsmith", "bf16", lambda job: ours(job, "bf16")),
     "bertsmith, int8": System("", "bertsmith", "int8", lambda job: ours(job, "int8")),
     **{
         f"OpenVINO, {precision}, {streams} stream{'s' * (streams > 1)}": System(

@@ -15,7 +15,11 @@ from bertsmith.training.engine import cpu_name
 
 FLAGS = ("avx2", "avx512f", "avxvnni", "avx512vnni", "avx512bf16", "amx-int8", "amx-bf16")
 MODES = ("offline", "batch 32", "batch 8", "batch 1")
-OURS = {"bertsmith, int8": ("int8", "bf16"), "bertsmith, float32": ("float32",)}  # beside which
+OURS = {  # beside which precisions
+    "bertsmith, int8": ("int8", "bf16"),
+    "bertsmith, bf16": ("bf16",),
+    "bertsmith, float32": ("float32",),
+}
 SIZE, SECONDS = 1024, 0.08  # of a product, and of measuring it
 
 

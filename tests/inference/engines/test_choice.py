@@ -12,6 +12,7 @@ from bertsmith.inference.engines.choice import Trial, deviation, kept_choice, qu
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.model.kernels.blocks import integer_dtype
 
 from ...tiny import cli, piece_tokenizer, random_model, write
 
@@ -23,6 +24,8 @@ BF16, INT8 = replace(EXACT, engine="pytorch", precision="bf16"), replace(EXACT, 
 ONNX = replace(EXACT, engine="onnx")
 SUFFIXES = {"predict": ".jsonl", "embed": ".npy", "features": ""}
 FASTER = Trial("pytorch", "bf16", 2.0, 0.01)
+QUICKER = Trial("bertsmith", "int8", 2.0, 0.01)
+HAS_INT8 = pytest.mark.skipif(integer_dtype() is None, reason="no products of integers")
 
 
 class Machine:
@@ -192,22 +195,24 @@ def tried(monkeypatch, tmp_path):
     return of
 
 
+@HAS_INT8
 def test_a_predictor_settles_once_and_for_good(folder, tried, capsys):
     exact = bertsmith.load(folder).classify(TEXTS)
-    narrow = bertsmith.load(folder, precision="bf16").classify(TEXTS)
+    narrow = bertsmith.load(folder, precision="int8").classify(TEXTS)
     assert exact != narrow
-    asked = tried(FASTER)
+    asked = tried(QUICKER)
     model = bertsmith.load(folder, precision="auto")
     assert model.classify(TEXTS) == narrow
-    assert capsys.readouterr().err.startswith(f"{folder}: answers by pytorch in bf16, 2.0x as")
-    assert repr(model).endswith("cpu, pytorch in bf16>")
-    assert {own.engine for _, own in model._models} == {"pytorch"}  # no second copy of weights
+    assert capsys.readouterr().err.startswith(f"{folder}: answers by bertsmith in int8, 2.0x as")
+    assert repr(model).endswith("cpu, bertsmith in int8>")
+    assert {own.precision for _, own in model._models} == {"int8"}  # no second copy of weights
     assert model.classify(TEXTS) == narrow and len(asked) == 1
     assert bertsmith.load(folder, precision="auto").classify(TEXTS) == narrow and len(asked) == 1
     tried(Trial("bertsmith", "float32"))
     model = bertsmith.load(folder, precision="auto")
-    assert model.classify(TEXTS) == exact and not model._torch
-    tried(FASTER)  # comes too late: a text has one answer
+    assert model.classify(TEXTS) == exact
+    assert {own.precision for _, own in model._models} == {"float32"}
+    tried(QUICKER)  # comes too late: a text has one answer
     assert model.classify(TEXTS) == exact
 
 
@@ -225,21 +230,22 @@ def test_python_answers_in_float32_unless_told(folder):
     assert bertsmith.load(folder).processor.engine == "bertsmith"
 
 
+@HAS_INT8
 @pytest.mark.parametrize("command", ["predict", "embed", "features"])
 def test_the_commands_settle_by_their_own_rows(folder, tried, tmp_path, command):
     texts = write(tmp_path / "texts.txt", TEXTS)
 
     def ran(name, *flags):
-        """The bytes that the command writes, and whether it says that they are bf16's."""
+        """The bytes that the command writes, and whether it says that they are int8's."""
         out = tmp_path / f"{name}{SUFFIXES[command]}"
         words = [folder, texts] if command == "predict" else [texts, "--model", folder]
         done = cli(command, *words, "--out", out, *flags)
         assert done.code == 0
         written = out / "vectors.npy" if command == "features" else out
-        return written.read_bytes(), "by pytorch in bf16, 2.0x" in done.err
+        return written.read_bytes(), "by bertsmith in int8, 2.0x" in done.err
 
-    asked = tried(FASTER)
-    exact, narrow = ran("exact", "--precision", "float32"), ran("narrow", "--precision", "bf16")
+    asked = tried(QUICKER)
+    exact, narrow = ran("exact", "--precision", "float32"), ran("narrow", "--precision", "int8")
     assert not asked and exact[0] != narrow[0] and not exact[1] and not narrow[1]
     assert ran("faster") == (narrow[0], True)
     ((two, whole),) = asked

@@ -265,8 +265,8 @@ def test_engines_and_precisions_that_do_not_go_together(tmp_path, stand_in):
     assert refusal(folder, "tensorrt") == (
         "`engine='tensorrt'`: known are auto, bertsmith, pytorch, onnx, openvino"
     )
-    said = "`precision='bf16'`: known are auto, float32, int8 of `engine='bertsmith'`"
-    assert refusal(folder, "bertsmith", "bf16") == said
+    said = "`precision='bf16'`: known are auto, float32, int8 of `engine='onnx'`"
+    assert refusal(folder, "onnx", "bf16") == said
     narrow = made(tmp_path / "narrow", SequenceClassifier, 2, **NAMES)
     config = json.loads((narrow / "config.json").read_text())
     write(narrow / "config.json", json.dumps(config | {"num_attention_heads": 2}))

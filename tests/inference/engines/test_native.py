@@ -1,6 +1,7 @@
 """The native engine beside PyTorch: the same in float32, near in int8, and alone as in company."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from bertsmith.inference.engines import native
 from bertsmith.inference.engines.native import NativeModel, row_ranges, why_not
+from bertsmith.inference.engines.processor import PRECISIONS
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import (
     BareModel,
@@ -72,12 +74,29 @@ def test_in_int8_it_is_near_by_every_instruction(monkeypatch, dtype):
     monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(dtype))
     texts, ours = some_texts(), NativeModel.make(tensors, CONFIG, "int8", 1)
     assert ours.dtype == dtype
-    found, expected = ours.outputs(texts), head_outputs(model, texts, 0, CPU)
-    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1)
-    assert (cosines / np.linalg.norm(expected, axis=1)).mean() > 0.998
+    expected = head_outputs(model, texts, 0, CPU)
+    assert cosines(ours.outputs(texts), expected).mean() > 0.998
+    monkeypatch.setattr(native, "has_bf16_blocks", lambda: False)  # attention in float32
+    assert cosines(ours.outputs(texts), expected).mean() > 0.998
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+def cosines(found, expected):
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return (found * expected).sum(1) / lengths
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_in_bf16_it_is_nearer(activation):
+    config = replace(CONFIG, activation=activation)
+    if reason := why_not(config, "bf16"):
+        pytest.skip(reason)
+    model, tensors = made(TokenClassifier, config)
+    texts, ours = some_texts(), NativeModel.make(tensors, config, "bf16", 2)
+    near = cosines(ours.outputs(texts), head_outputs(model, texts, 0, CPU))
+    assert near.mean() > 0.9999 and near.min() > 0.9995
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_text_has_the_same_bits_alone_and_in_any_company(precision):
     if why_not(CONFIG, precision):
         pytest.skip(why_not(CONFIG, precision))
@@ -93,9 +112,12 @@ def test_a_text_has_the_same_bits_alone_and_in_any_company(precision):
         assert (one.outputs(texts.of_rows(np.array([row]))) == expected[row]).all()
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("tokens", [1, 8, 9, 33, 160])
-def test_threads_that_share_a_text_give_its_bits(precision, tokens):
+def test_threads_that_share_a_text_give_its_bits(monkeypatch, precision, tokens):
+    if why_not(CONFIG, precision):
+        pytest.skip(why_not(CONFIG, precision))
+    monkeypatch.setattr(native, "TILED_TOKENS", 16)
     _, tensors = made(PreTrainingModel)
     random = np.random.default_rng(tokens)
     ids = random.integers(0, 300, tokens).astype(np.int32)
@@ -137,7 +159,7 @@ from tests.inference.engines.test_native import NativeModel, PreTrainingModel, m
 from bertsmith.model.config import ModelConfig
 config = ModelConfig(300, 384, 2, 6, 768, max_positions=160)
 tensors, texts = made(PreTrainingModel, config)[1], some_texts()
-for precision in ("float32", "int8"):
+for precision in PRECISIONS:
     model = NativeModel.make(tensors, config, precision, 2)
     found = [model.run(texts, NativeModel.token_states)]
     found += [row for _, row in model.piece_logits(texts, texts.boundaries[:-1])]
@@ -211,6 +233,8 @@ def test_models_beyond_the_engine_are_named(changes, says):
 def test_a_processor_without_integer_products_says_so(monkeypatch):
     monkeypatch.setattr(native, "integer_dtype", lambda: None)
     assert "no products of integers" in why_not(CONFIG, "int8")
+    monkeypatch.setattr(native, "has_bf16_blocks", lambda: False)
+    assert "no products of bf16" in why_not(CONFIG, "bf16")
     assert why_not(CONFIG, "float32") is None
 
 

@@ -15,10 +15,16 @@ from bertsmith.model.kernels.blocks import (
     packed,
 )
 
-NEEDS = {"uint8": "avx512vnni", "int8": "amx-int8", "int16": "avx2", "float32": None}
+NEEDS = [
+    ("uint8", "avx512vnni"),
+    ("int8", "amx-int8"),
+    ("int16", "avx2"),
+    ("uint16", "avx512bf16"),
+    ("uint16", "amx-bf16"),
+    ("float32", None),
+]
 
 
-@njit
 def multiplied(like, rows, weight, sums, groups, count):
     begin(like)
     steps = rows.shape[1] * rows.itemsize, len(weight) // groups * weight.itemsize
@@ -29,22 +35,39 @@ def multiplied(like, rows, weight, sums, groups, count):
     end(like)
 
 
-@pytest.mark.parametrize("count", [1, 8, 17, 32])
-@pytest.mark.parametrize("name", NEEDS)
-def test_a_block_is_numpys_product(name, count):
-    if NEEDS[name] not in (None, *cpu_features()):
-        pytest.skip(f"this processor has no {NEEDS[name]}")
-    dtype, inputs = np.dtype(name), 192
-    if name == "int8":
+@pytest.mark.parametrize(("name", "needs"), NEEDS)
+def test_a_block_is_numpys_product(monkeypatch, name, needs):
+    if needs not in (None, *cpu_features()):
+        pytest.skip(f"this processor has no {needs}")
+    if needs == "amx-int8":
         assert blocks.integer_dtype() == np.int8  # asks Linux for the tiles
+    if needs == "amx-bf16":
+        assert blocks.has_bf16_blocks() and blocks.in_tiles("uint16")
+    if needs == "avx512bf16":
+        monkeypatch.setattr(blocks, "_has_bf16_tiles", lambda: False)
+    multiply = njit(multiplied)  # compiled here, for this instruction
+    for count in (1, 8, 17, 32):
+        check(multiply, np.dtype(name), count)
+
+
+def check(multiply, dtype, count):
+    inputs, name = 192, dtype.name
     random = np.random.default_rng(count)
     rows = random.integers(0, 256, (32, inputs))
     rows[0], rows[-1] = 255, 0  # the extremes, which must not saturate
     weight = random.integers(-128, 128, (32, inputs))
     weight[0], weight[1] = 127, -128
-    kept = np.uint8 if name == "int8" else dtype
-    x = rows.astype(kept).view(dtype)
-    w = packed(weight.astype(dtype if name == "float32" else np.int8), dtype)
-    sums = np.full((32, 32), -7, np.float32 if name == "float32" else np.int32)
-    multiplied(np.zeros(1, dtype), x, w, sums, inputs // GROUP[name], count)
+    if name == "uint16":  # bf16 holds whole numbers up to 256
+        x, w = (bf16(numbers) for numbers in (rows, weight))
+    else:
+        x = rows.astype(np.uint8 if name == "int8" else dtype).view(dtype)
+        w = weight.astype(dtype if name == "float32" else np.int8)
+    w = packed(w, dtype)
+    sums = np.full((32, 32), -7, np.float32 if name in ("float32", "uint16") else np.int32)
+    multiply(np.zeros(1, dtype), x, w, sums, inputs // GROUP[name], count)
     assert (sums[:count] == (rows @ weight.T)[:count]).all()  # below 2^24: exact in float32
+
+
+def bf16(numbers):
+    """The bits of numbers that need no rounding."""
+    return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)

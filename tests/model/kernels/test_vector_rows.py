@@ -5,22 +5,33 @@ import pytest
 import torch
 from numba import njit
 
-from bertsmith.model.kernels.blocks import address
+from bertsmith.model.kernels import vector_rows
+from bertsmith.model.kernels.blocks import address, cpu_features
 from bertsmith.model.kernels.vector_rows import (
     GELU,
     GELU_TANH,
     PLAIN,
     RESIDUAL,
+    exponential_row,
     finish,
     normalize_row,
+    quantize_row,
     scalar_product,
-    softmax_row,
+    scale_row,
 )
 
+HAS_BF16 = [{}, *[{"avx512bf16"}] * ("avx512bf16" in cpu_features())]  # without, and with it
 
-@njit
-def softmaxed(row, length, scale):
-    softmax_row(address(row, 0), length, scale)
+
+def softmaxed(row, length, scale, target):
+    factor = exponential_row(address(row, 0), length, scale, target, address(target, 0))
+    if target.itemsize == 4:
+        scale_row(address(target, 0), len(target), factor)
+    return factor
+
+
+def quantized(row, target):
+    return quantize_row(address(row, 0), target, address(target, 0), len(row))
 
 
 @njit
@@ -36,29 +47,66 @@ def product_of(a, b):
 
 @njit
 def finished(sums, scale, low, columns, target, ending):
+    likes = sums, target
     vectors = address(columns, 0), address(columns, 32), address(columns, 64)
     own, place = address(sums, 0), address(target, 0)
     if ending == PLAIN:
-        finish(sums, own, scale, low, vectors, place, PLAIN)
+        finish(likes, own, scale, low, vectors, place, PLAIN)
     elif ending == GELU:
-        finish(sums, own, scale, low, vectors, place, GELU)
+        finish(likes, own, scale, low, vectors, place, GELU)
     elif ending == GELU_TANH:
-        finish(sums, own, scale, low, vectors, place, GELU_TANH)
+        finish(likes, own, scale, low, vectors, place, GELU_TANH)
     else:
-        finish(sums, own, scale, low, vectors, place, RESIDUAL)
+        finish(likes, own, scale, low, vectors, place, RESIDUAL)
 
 
 @pytest.mark.parametrize("length", [1, 7, 15, 16, 17, 33, 512])
 @pytest.mark.parametrize("scale", [0.125, 4.0])
-def test_softmax_of_any_length(length, scale):
+def test_softmax_of_any_length(monkeypatch, length, scale):
     random = np.random.default_rng(length)
     row = random.normal(size=-(-length // 16) * 16).astype(np.float32) * 10
     row[length:] = 1e4  # what lies behind does not count
     expected = np.exp(scale * (row[:length].astype(np.float64) - row[:length].max()))
-    softmaxed(row, length, np.float32(scale))
+    expected /= expected.sum()
+    for has_bf16 in HAS_BF16:
+        monkeypatch.setattr(vector_rows, "cpu_features", lambda has=has_bf16: has)
+        own, short = row.copy(), np.ones(len(row), np.uint16)
+        factor = njit(softmaxed)(own.copy(), length, np.float32(scale), short)
+        found = (short.astype(np.uint32) << 16).view(np.float32) * factor
+        # bf16 has 8 bits
+        np.testing.assert_allclose(found[:length], expected, rtol=2**-8, atol=1e-30)
+        assert not short[length:].any()
+    njit(softmaxed)(own, length, np.float32(scale), own)
     # the exponential is right to 4e-6
-    np.testing.assert_allclose(row[:length], expected / expected.sum(), rtol=2e-5, atol=1e-30)
-    assert not row[length:].any()
+    np.testing.assert_allclose(own[:length], expected, rtol=2e-5, atol=1e-30)
+    assert not own[length:].any()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_is_quantized_by_its_range(dtype, seed):
+    row = np.random.default_rng(seed).normal(seed, 1 + seed, 96).astype(np.float32)
+    target = np.zeros(96, dtype)
+    scale, low = njit(quantized)(row, target)
+    levels = target.view(np.uint8) if dtype == "int8" else target
+    assert levels.min() == 0 and levels.max() == 255 and low == row.min()
+    # half a step, and float32's rounding of the sum
+    assert np.abs(scale * levels + low - row).max() <= scale * 0.501
+    scale, low = njit(quantized)(np.full(32, 7, np.float32), target[:32])  # no range at all
+    assert scale > 0 and low == 7 and not target[:32].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+def test_a_row_of_floats_is_rounded(monkeypatch, dtype):
+    row = np.random.default_rng(0).normal(size=96).astype(np.float32)
+    expected = torch.from_numpy(row)
+    if dtype == "uint16":
+        expected = expected.bfloat16()
+    for has_bf16 in HAS_BF16:
+        monkeypatch.setattr(vector_rows, "cpu_features", lambda has=has_bf16: has)
+        target = np.zeros(96, dtype)
+        assert njit(quantized)(row, target) == (1, 0)
+        assert target.tobytes() == expected.view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("size", [32, 96, 1024])

@@ -1,27 +1,37 @@
-"""Our own engine: a BERT in int8 or float32 on a CPU, without torch.
+"""Our own engine: a BERT in float32, bf16 or int8 on a CPU, without torch.
 
 Its loops are those of `model/kernels/unpadded_encoder.py`, its letters too.
 
-Weights are quantized and packed once. Texts are read in their order, without padding, a few hundred
+Weights are rounded and packed once. Texts are read in their order, without padding, a few hundred
 tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
-from bertsmith.inference.engines.processor import OnBatch
+from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.kernels.blocks import AMX_INPUTS, COLUMNS, integer_dtype, packed
+from bertsmith.model.kernels.blocks import (
+    COLUMNS,
+    LINE,
+    has_bf16_blocks,
+    in_tiles,
+    integer_dtype,
+    packed,
+)
 from bertsmith.model.kernels.unpadded_encoder import (
     ROWS,
     Linear,
@@ -30,13 +40,17 @@ from bertsmith.model.kernels.unpadded_encoder import (
     dense,
     encode,
     normalize,
+    quantize_rows,
     token_logits,
+    zeros,
 )
 from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
+TILED_TOKENS = 64  # of a text that a core takes at least: the weights take as long as 64 tokens
+SHARING = Lock()
 LARGEST = np.float32(127)
 LINEAR, NORMS = ("attention_output", "intermediate", "output"), ("attention_norm", "output_norm")
 HEADS = "pooler.dense", "classifier", "span", "mlm.dense"
@@ -71,15 +85,19 @@ def why_not(config: ModelConfig, precision: str) -> str | None:
         return f"its sizes are no multiples of {COLUMNS}"
     if precision == "int8" and integer_dtype() is None:
         return "this processor has no products of integers that are known here"
+    if precision == "bf16" and not has_bf16_blocks():
+        return "this processor has no products of bf16"
     return None
 
 
 def row_dtype(config: ModelConfig, precision: str) -> np.dtype:
     """The dtype of rows as they are multiplied, which picks the instruction; see blocks.py."""
-    dtype = integer_dtype() if precision == "int8" else np.dtype(np.float32)
+    if precision != "int8":
+        return np.dtype(np.uint16 if precision == "bf16" else np.float32)
+    dtype = integer_dtype()
     assert dtype is not None
     inputs = config.hidden_size, config.intermediate_size
-    if dtype == np.int8 and any(size % AMX_INPUTS for size in inputs):
+    if dtype == np.int8 and any(size % LINE for size in inputs):
         return np.dtype(np.uint8)  # a processor with AMX has VNNI
     return dtype
 
@@ -171,10 +189,13 @@ class NativeModel:
         layers, tokens = len(self.weights.output_norm), len(features.ids)
         shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
         states = np.empty(shape, np.float32)
-        own = -(-tokens // (8 * self.threads)) * 8  # of a thread; `block` takes 8 at once
+        few = TILED_TOKENS if in_tiles(self.dtype) else 8  # `block` takes 8 at once
+        own = -(-tokens // (few * self.threads)) * few
         firsts = range(0, tokens, own)
         shape = min(2, len(firsts)), tokens, 2 * self.config.hidden_size
-        shared = np.empty(shape, np.float32), np.zeros(1, np.int64), len(firsts)
+        is_exact = self.dtype == np.float32 or not has_bf16_blocks()
+        key_value = np.empty(shape, np.float32 if is_exact else np.uint16)
+        shared = key_value, np.zeros(1, np.int64), len(firsts)
 
         def compute(first: int) -> np.ndarray:
             share = Share(first, min(first + own, tokens), *shared)
@@ -198,8 +219,11 @@ class NativeModel:
         if len(firsts) == 1:
             last = compute(0)
         else:
-            with ThreadPoolExecutor(len(firsts)) as pool, freed(shared[1]):
-                last = np.concatenate(list(pool.map(compute, firsts)))
+            # they wait for one another: of two calls at once each could get a part of the workers
+            with SHARING, freed(shared[1]):
+                others = [workers(self.threads).submit(compute, first) for first in firsts[1:]]
+                parts = [compute(0), *(other.result() for other in others)]
+            last = np.concatenate(parts)
         return np.concatenate([states, last[None]]) if all_layers else last
 
     @property
@@ -353,14 +377,27 @@ class NativeModel:
         if len(parts) == 1:
             yield len(features), compute(self, parts[0])
             return
-        alone = replace(self, threads=1)
-        with ThreadPoolExecutor(self.threads) as pool:
-            begun = ((part, pool.submit(compute, alone, part)) for part in parts)
-            ahead = deque(islice(begun, 2 * self.threads))
+        alone, pool = replace(self, threads=1), workers(self.threads)
+        begun = ((part, pool.submit(compute, alone, part)) for part in parts)
+        ahead = deque(islice(begun, 2 * self.threads))
+        try:
             while ahead:
                 part, outcome = ahead.popleft()
                 yield part.stop - part.start, outcome.result()
                 ahead.extend(islice(begun, 1))
+        finally:
+            for _, outcome in ahead:
+                outcome.cancel()
+
+
+@cache
+def workers(threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: a new one's memory comes from the system anew, which takes 0.3 ms."""
+    return ThreadPoolExecutor(threads, "bertsmith")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=workers.cache_clear)  # a child has none of the threads
 
 
 @contextmanager
@@ -406,12 +443,17 @@ def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: 
     found: list[np.ndarray] = []
     for layer, (weight, bias) in enumerate(layers):
         scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
-        if dtype != np.float32:
+        if dtype == np.uint16:
+            matrix = np.empty(weight.shape, dtype)
+            quantize_rows(weight, matrix)
+        elif dtype != np.float32:
             scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LARGEST
             matrix = np.rint(weight / scale[:, None]).astype(np.int8)
             total = matrix.sum(axis=1) * scale
         own = packed(matrix, dtype), scale, total.astype(np.float32), bias
-        found = found or [np.empty((count, *array.shape), array.dtype) for array in own]
+        found = found or [
+            zeros(count, array.size, array).reshape(count, *array.shape) for array in own
+        ]
         for array, values in zip(found, own, strict=True):
             array[layer] = values
     return Linear(*found)
@@ -430,7 +472,7 @@ def warm_up() -> dict[str, float]:
 
     What was not compiled here before is compiled, and kept for all processes to come.
 
-    Errors: AssertionError if int8 is far from float32, as by an instruction that does not work.
+    Errors: AssertionError if one is far from float32, as by an instruction that does not work.
     """
     config = ModelConfig(100, COLUMNS * 2, 1, 2, COLUMNS * 2, max_positions=64)
     random, size = np.random.default_rng(0), config.hidden_size
@@ -453,12 +495,12 @@ def warm_up() -> dict[str, float]:
     ids = random.integers(0, 100, 64).astype(np.int32)
     rows = Features(ids, np.zeros(64, np.int32), np.array([0, 24, 64]), None, 64, 0)
     seconds, states = {}, []
-    for precision in ("float32", "int8"):
+    for precision in PRECISIONS:
         if why_not(config, precision) is None:
             started = time.perf_counter()
             model = NativeModel.make(tensors, config, precision, 1)
             states.append(model.token_states(rows))
             model.outputs(rows)
             seconds[precision] = time.perf_counter() - started
-    assert np.corrcoef(states[0].ravel(), states[-1].ravel())[0, 1] > 0.99, integer_dtype()
+            assert np.corrcoef(states[0].ravel(), states[-1].ravel())[0, 1] > 0.99, model.dtype
     return seconds

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEVICES = Path("/dev")
 ENGINES = {  # and their precisions; those that can do a thing are tried in this order
-    "bertsmith": ("float32", "int8"),
+    "bertsmith": ("float32", "bf16", "int8"),
     "pytorch": ("float32", "bf16"),
     "onnx": ("float32", "int8"),
     "openvino": ("float32", "bf16", "int8"),
@@ -83,7 +83,7 @@ def choose_processor(device: str, precision: str, engine: str = "auto") -> Proce
     if device == "auto" and engine not in ("auto", "pytorch"):
         device = "cpu"
     has_gpu = any(True for pattern in GPU_FILES for _ in DEVICES.glob(pattern))
-    if precision != "bf16" and (device == "cpu" or device == "auto" and not has_gpu):
+    if device == "cpu" or device == "auto" and not has_gpu:
         return Processor("cpu", precision, computing_threads(), engine)
     from bertsmith.training.engine import choose_engine  # imports torch
 

@@ -1,4 +1,4 @@
-"""PyTorch's engine: models that ours cannot read, bf16, and GPUs."""
+"""PyTorch's engine: models that ours cannot read, and GPUs."""
 
 from __future__ import annotations
 

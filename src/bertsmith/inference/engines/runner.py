@@ -1,7 +1,7 @@
 """A model folder's models, each read when it is first needed, and run by the engine that fits.
 
-On a CPU that is our own engine (`native.py`) in float32 and int8, for models that it can read;
-PyTorch (`pytorch.py`) runs the others, bf16, and GPUs; it is imported when it is needed. ONNX
+On a CPU that is our own engine (`native.py`), for models that it can read; PyTorch (`pytorch.py`)
+runs the others and GPUs; it is imported when it is needed. ONNX
 Runtime and OpenVINO (`exported.py`) run what was exported, if they are named or measure quickest.
 """
 
@@ -253,8 +253,8 @@ class Runner:
             own
             for own in asked.options()
             if own != exact and self.why_not(own, kind, layers) is None
-            # its float32 was slower than ours wherever both were measured
-            if own.engine != "pytorch" or own.precision == "bf16" and own.has_bf16()
+            # where ours can read the model PyTorch was slower
+            if own.engine != "pytorch" or exact.engine == "pytorch" and own.has_bf16()
         ]
         if others:
             able = [exact, *others]

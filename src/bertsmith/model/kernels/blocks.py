@@ -5,6 +5,7 @@
     uint8    AVX-512 VNNI   4 products of 8 bits a lane (vpdpbusd)
     int8     AMX            the same bytes as uint8; 16 x 16 x 64 products an instruction (tdpbusd)
     int16    AVX2           2 products of 16 bits a lane (vpmaddwd); numbers of 8 bits, 0 to 255
+    uint16   AMX, AVX-512   bf16: 16 x 16 x 32 products (tdpbf16ps), or 2 a lane (vdpbf16ps)
     float32  any processor  fused multiply-add
 
 Integer products are exact: all three give the same sums. A weight is packed so that each
@@ -18,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,13 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 COLUMNS, ROWS = 32, 32  # of a block
-GROUP = {"uint8": 4, "int8": 4, "int16": 2, "float32": 1}  # G by the rows' dtype
-AMX_INPUTS = 64  # K must be a multiple
+GROUP = {"uint8": 4, "int8": 4, "int16": 2, "uint16": 2, "float32": 1}  # G by the rows' dtype
+LINE = 64  # bytes of the cache, and of a tile's row: AMX takes multiples of them from a row of a
 BYTE, INT, WIDE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, SHORT, NOTHING = ir.FloatType(), ir.IntType(16), ir.VoidType()
 POINTER = BYTE.as_pointer()
 ADDRESS = types.CPointer(types.int8)
+binding.initialize_native_asmparser()  # some instructions are written as such
 emitted: Any = intrinsic  # a function that is given code, not arguments
 
 
@@ -57,6 +59,17 @@ def integer_dtype() -> np.dtype | None:
     return np.dtype(np.int16) if "avx2" in features else None
 
 
+@cache
+def has_bf16_blocks() -> bool:
+    """True if this processor multiplies bf16; asks for the tiles first, which code may have."""
+    return _has_bf16_tiles() or "avx512bf16" in cpu_features()
+
+
+def _has_bf16_tiles() -> bool:
+    return "amx-bf16" in cpu_features() and _amx_allowed()
+
+
+@cache
 def _amx_allowed() -> bool:
     """Ask Linux for the tile registers, which a process has to request (arch_prctl)."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
@@ -75,6 +88,11 @@ def packed(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
     assert columns % COLUMNS == 0 and inputs % group == 0, weight.shape
     parts = weight.reshape(columns // COLUMNS, COLUMNS, inputs // group, group)
     return np.ascontiguousarray(parts.transpose(0, 2, 1, 3)).reshape(-1)
+
+
+def in_tiles(dtype: Any) -> bool:
+    """True if `block` multiplies rows of that dtype in AMX's tiles."""
+    return str(dtype) == "int8" or str(dtype) == "uint16" and _has_bf16_tiles()
 
 
 def int64(number: int) -> ir.Constant:
@@ -104,11 +122,12 @@ def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
     """c[M, 32] = a[M, K] b[K, 32], M = `rows` rounded up to a multiple of 8 (AMX: of 16).
 
     `like` is the array of the rows, for its dtype. Steps are bytes: from row to row of a and c, and
-    in b from a group of G inputs to the next, `groups` in all. c is int32, for float32 float32.
+    in b from a group of G inputs to the next, `groups` in all. c is int32, for float32 and bf16
+    float32.
     """
     wides = [types.int64] * 4
     dtype = like.dtype
-    make = _amx_block if dtype == types.int8 else _vector_block(dtype)
+    make = _amx_block(dtype) if in_tiles(dtype) else _vector_block(dtype)
 
     def code(context, builder, signature, arguments):
         make(builder, *arguments[1:])
@@ -123,7 +142,7 @@ def begin(context, like):
     """Ready a thread for `block` with rows of that dtype."""
 
     def code(context, builder, signature, arguments):
-        if like.dtype == types.int8:
+        if in_tiles(like.dtype):
             configuration = bytearray(64)  # palette 1; 8 tiles of 16 rows of 64 bytes
             configuration[0] = 1
             configuration[16:32:2] = bytes([64] * 8)
@@ -141,7 +160,7 @@ def end(context, like):
     """Free what `begin` took."""
 
     def code(context, builder, signature, arguments):
-        if like.dtype == types.int8:
+        if in_tiles(like.dtype):
             builder.call(declared(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
         return context.get_dummy_value()
 
@@ -172,10 +191,10 @@ def _vector_block(dtype: Any) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for."""
     is_wide = "avx512f" in cpu_features() and dtype != types.int16
     lanes, heights = (16, (8,)) if is_wide else (8, (6, 4))
-    number = FLOAT if dtype == types.float32 else INT
+    number = FLOAT if dtype in (types.float32, types.uint16) else INT
     vector = ir.VectorType(number, lanes)
     group = GROUP[dtype.name]
-    taken = group * (4 if dtype == types.float32 else dtype.bitwidth // 8)  # bytes of a row
+    taken = group * dtype.bitwidth // 8  # bytes of a row
     stored = taken if dtype != types.int16 else group  # bytes of a column of the weight
     unroll = 4
 
@@ -203,6 +222,10 @@ def _vector_block(dtype: Any) -> Any:
             pairs = ir.VectorType(SHORT, 2 * lanes)
             add = declared(builder.module, "llvm.x86.avx2.pmadd.wd", vector, [pairs, pairs])
             return builder.add(total, builder.call(add, [builder.bitcast(x, pairs), w]))
+        if dtype == types.uint16:  # in assembly, as llvmlite has no name for bf16
+            kind = ir.FunctionType(vector, [vector] * 3)
+            code = ir.InlineAsm(kind, "vdpbf16ps $2, $1, $0", "=v,v,v,0")
+            return builder.call(code, [w, x, total])
         # LLVM 22 gave the operands of bytes their own type
         operand = ir.VectorType(BYTE, 64) if binding.llvm_version_info[0] >= 22 else vector
         name = "llvm.x86.avx512.vpdpbusd.512"
@@ -264,14 +287,20 @@ def _vector_block(dtype: Any) -> Any:
     return make
 
 
-def _amx_block(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+def _amx_block(dtype: Any) -> Any:
+    """Code for sums in tiles."""
+    name = f"llvm.x86.{'tdpbusd' if dtype == types.int8 else 'tdpbf16ps'}"
+    return partial(_multiply_tiles, name)
+
+
+def _multiply_tiles(name, builder, a, a_step, b, b_step, c, c_step, groups, rows):
     """Tiles 0 to 3 hold sums of 16 x 16; 4 and 5 are of a, 6 and 7 of b."""
     module, number = builder.module, [ir.Constant(BYTE, n) for n in range(8)]
     zero = declared(module, "llvm.x86.tilezero", NOTHING, [BYTE])
     load = declared(module, "llvm.x86.tileloadd64", NOTHING, [BYTE, POINTER, WIDE])
-    dot = declared(module, "llvm.x86.tdpbusd", NOTHING, [BYTE, BYTE, BYTE])
+    dot = declared(module, name, NOTHING, [BYTE, BYTE, BYTE])
     store = declared(module, "llvm.x86.tilestored64", NOTHING, [BYTE, POINTER, WIDE])
-    steps = builder.sdiv(groups, int64(AMX_INPUTS // 4))
+    steps = builder.sdiv(groups, int64(16))
     lower_a = builder.gep(a, [builder.mul(a_step, int64(16))])
     lower_c = builder.gep(c, [builder.mul(c_step, int64(16))])
 
@@ -280,7 +309,7 @@ def _amx_block(builder, a, a_step, b, b_step, c, c_step, groups, rows):
             for column in (0, 1):
                 builder.call(zero, [number[2 * half + column]])
         with cgutils.for_range(builder, steps) as loop:
-            offset = builder.mul(loop.index, int64(AMX_INPUTS))
+            offset = builder.mul(loop.index, int64(LINE))
             place = builder.gep(b, [builder.mul(builder.mul(loop.index, int64(16)), b_step)])
             for column in (0, 1):
                 own = builder.gep(place, [int64(64 * column)])

@@ -26,32 +26,27 @@ from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.blocks import (
     COLUMNS,
     GROUP,
+    LINE,
     ROWS,
     address,
     begin,
     block,
     end,
+    in_tiles,
     meet,
-)
-from bertsmith.model.kernels.numbers import (
-    bits_to_float,
-    float_to_bits,
 )
 from bertsmith.model.kernels.vector_rows import (
     GELU,
     GELU_TANH,
     PLAIN,
     RESIDUAL,
+    exponential_row,
     finish,
     normalize_row,
+    quantize_row,
     scalar_product,
-    softmax_row,
+    scale_row,
 )
-
-LEAST_RANGE = np.float32(1e-20)
-LEVELS = np.float32(255)
-ROUND = np.float32(1.5 * 2**23)  # added, the last bits of the sum are the nearest whole number
-FLOATS = np.zeros(1, np.float32)
 
 
 class Linear(NamedTuple):
@@ -87,7 +82,7 @@ class Share(NamedTuple):
 
     first: int
     last: int
-    key_value: np.ndarray  # float32 [B, T, 2 H], of all; B 2 if shared: some may be a layer ahead
+    key_value: np.ndarray  # [B, T, 2 H], of all, float32 or bf16; B 2 as some may be a layer ahead
     arrived: np.ndarray  # int64 [1], of all, 0 at first
     threads: int
 
@@ -102,48 +97,93 @@ def _group(rows):
     return lambda rows: number
 
 
-def empty_sums(rows: Any) -> Any:
-    """Room for a block of products of such rows."""
+def sums_like(rows: Any) -> Any:
+    """An array of the dtype that sums of such rows' products have."""
 
 
-@overload(empty_sums, inline="always")
-def _empty_sums(rows):
-    number = np.float32 if rows.dtype.name == "float32" else np.int32
-    return lambda rows: np.empty((ROWS, COLUMNS), number)
+@overload(sums_like, inline="always")
+def _sums_like(rows):
+    number = np.float32 if rows.dtype.name in ("float32", "uint16") else np.int32
+    return lambda rows: np.empty(1, number)
 
 
-def quantize_row(line: Any, row: Any) -> Any:
-    """Write a row's q; its (scale, low)."""
+def is_quantized(rows: Any) -> Any:
+    """True for rows of whole numbers, whose range is known when they are complete."""
 
 
-@overload(quantize_row)
-def _quantize_row(line, row):
-    if row.dtype.name == "float32":
+@overload(is_quantized, inline="always")
+def _is_quantized(rows):
+    answer = rows.dtype.name not in ("float32", "uint16")
+    return lambda rows: answer
 
-        def copied(line, row):
-            for column in range(len(line)):
-                row[column] = line[column]
-            return np.float32(1), np.float32(0)
+
+def rows_at_once(rows: Any) -> Any:
+    """Rows that go through a feed-forward layer together: AMX is faster than caches give weights.
+
+    Two matrices of BERT-base in int8 are 4.7 MB, more than a core's own cache.
+    """
+
+
+@overload(rows_at_once, inline="always")
+def _rows_at_once(rows):
+    number = 4 * ROWS if in_tiles(rows.dtype) else ROWS
+    return lambda rows: number
+
+
+def hidden_rows(line: Any, rows: Any) -> Any:
+    """Where GELU's numbers go: to `line`, to be quantized, or straight to the rows."""
+
+
+@overload(hidden_rows, inline="always")
+def _hidden_rows(line, rows):
+    if rows.dtype.name in ("float32", "uint16"):
+        return lambda line, rows: rows
+    return lambda line, rows: line
+
+
+@compiled
+def zeros(rows, columns, like):
+    """[rows, columns] of the dtype of `like`, at the start of a cache line.
+
+    AMX loads and stores lines, and takes twice as long for two halves of them.
+    """
+    memory = np.zeros(rows * columns + LINE // like.itemsize, like.dtype)
+    first = -memory.ctypes.data % LINE // like.itemsize
+    return memory[first : first + rows * columns].reshape(rows, columns)
+
+
+def pack_values(values: Any, key_value: Any, first: Any, length: Any, column: Any):
+    """Lay a head's values out for `block`: [T / G, D] units of G numbers, as uint32."""
+
+
+@overload(pack_values)
+def _pack_values(values, key_value, first, length, column):
+    if key_value.dtype.name == "float32":
+
+        def copied(values, key_value, first, length, column):
+            units, head = key_value.view(np.uint32), values.shape[1]
+            for j in range(length):
+                source = units[first + j]
+                for d in range(head):
+                    values[np.uint64(j), np.uint64(d)] = source[np.uint64(column) + np.uint64(d)]
 
         return copied
 
-    def quantized(line, row):
-        # as integers of the same order, since LLVM does not vectorize the extremes of floats
-        top, low = np.int32(-(2**31)), np.int32(2**31 - 1)
-        for column in range(len(line)):
-            bits = float_to_bits(line[column])
-            bits ^= (bits >> np.int32(31)) & np.int32(0x7FFFFFFF)
-            top, low = max(top, bits), min(low, bits)
-        high = bits_to_float(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-        least = bits_to_float(low ^ ((low >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-        span = max(high - least, LEAST_RANGE)
-        factor = LEVELS / span
-        for column in range(len(line)):
-            level = float_to_bits((line[column] - least) * factor + ROUND)
-            row[column] = level & np.int32(255)
-        return span / LEVELS, least
+    def paired(values, key_value, first, length, column):
+        head = values.shape[1]
+        for j in range(0, length, 2):
+            upper = key_value[first + j]
+            lower = key_value[first + min(j + 1, length - 1)]
+            keep = np.uint32(0xFFFF if j + 1 < length else 0)
+            for d in range(head):
+                place = np.uint64(column) + np.uint64(d)
+                low, high = np.uint32(upper[place]), np.uint32(lower[place]) & keep
+                values[np.uint64(j // 2), np.uint64(d)] = low | (high << np.uint32(16))
+        whole = (length + 1) // 2
+        for j in range(whole, (whole + 15) // 16 * 16):
+            values[j] = 0
 
-    return quantized
+    return paired
 
 
 @compiled
@@ -154,74 +194,99 @@ def normalize(line, norm, eps):
 
 
 @compiled
-def product(rows, ranges, first, count, linear, layer, ending, target, start, sums):
-    """`count` <= 32 rows from `first` on times a layer's matrix, into `target` from `start` on.
+def quantize(line, rows, number):
+    """Write a line's q as a row of `rows`; its (scale, low)."""
+    start = address(rows, number * rows.shape[1])
+    return quantize_row(address(line, 0), rows, start, len(line))
 
-    `ranges` [2, T]: scale and low of each row. `sums`: int32 or float32 [32, 32], to work in.
+
+@compiled
+def quantize_rows(lines, rows):
+    """`quantize` of all lines [N, K]; their scales and lows, [2, N]."""
+    ranges = np.empty((2, len(lines)), np.float32)
+    for number in range(len(lines)):
+        ranges[0, number], ranges[1, number] = quantize(lines[number], rows, number)
+    return ranges
+
+
+@compiled
+def product(rows, ranges, first, count, linear, layer, ending, target, start, sums):
+    """`count` rows from `first` on times a layer's matrix, into `target` from `start` on.
+
+    `ranges` [2, T]: scale and low of each row. `sums`: int32 or float32 [32, 32], to work in. Each
+    32 columns of the matrix are read once; they stay in the cache for all rows.
     """
     weight, inputs, columns = linear.weight[layer], rows.shape[1], linear.bias.shape[1]
     groups = inputs // group(rows)
-    step = COLUMNS * group(rows) * weight.itemsize
-    a, row_bytes = address(rows, first * inputs), inputs * rows.itemsize
+    step, row_bytes = COLUMNS * group(rows) * weight.itemsize, inputs * rows.itemsize
+    likes = sums, target
     for n in range(0, columns, COLUMNS):
-        block(
-            *(rows, a, row_bytes, address(weight, n * inputs), step),
-            *(address(sums, 0), 4 * COLUMNS, groups, count),
-        )
         column = layer * columns + n
         scale, total = address(linear.scale, column), address(linear.total, column)
         vectors = scale, total, address(linear.bias, column)
-        for r in range(count):
-            own, place = address(sums, r * COLUMNS), address(target, (start + r) * columns + n)
-            row_scale, low = ranges[0, first + r], ranges[1, first + r]
-            if ending == GELU:
-                finish(sums, own, row_scale, low, vectors, place, GELU)
-            elif ending == RESIDUAL:
-                finish(sums, own, row_scale, low, vectors, place, RESIDUAL)
-            elif ending == GELU_TANH:
-                finish(sums, own, row_scale, low, vectors, place, GELU_TANH)
-            else:
-                finish(sums, own, row_scale, low, vectors, place, PLAIN)
+        for row in range(0, count, ROWS):
+            here = min(ROWS, count - row)
+            a, b = address(rows, (first + row) * inputs), address(weight, n * inputs)
+            block(rows, a, row_bytes, b, step, address(sums, 0), 4 * COLUMNS, groups, here)
+            for r in range(here):
+                own = address(sums, r * COLUMNS)
+                place = address(target, (start + row + r) * columns + n)
+                row_scale, low = ranges[0, first + row + r], ranges[1, first + row + r]
+                if ending == GELU:
+                    finish(likes, own, row_scale, low, vectors, place, GELU)
+                elif ending == RESIDUAL:
+                    finish(likes, own, row_scale, low, vectors, place, RESIDUAL)
+                elif ending == GELU_TANH:
+                    finish(likes, own, row_scale, low, vectors, place, GELU_TANH)
+                else:
+                    finish(likes, own, row_scale, low, vectors, place, PLAIN)
 
 
 @compiled
 def attention(query, reads, key_value, starts, heads, context):
-    """softmax(q k^T / sqrt(D)) v of each text: context [Q, H] of queries [Q, H].
+    """softmax(q k^T / sqrt(D)) v of each text: context float32 [Q, H] of queries [Q, H].
 
-    Text t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1]. Up to
-    7 rows behind a text's own are written as well, before those of the next text: there must be so
-    many rows more than are wanted.
+    Text t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1];
+    queries, keys and values are float32 or bf16. Up to 15 rows behind a text's own are written as
+    well, before those of the next text: there must be so many rows more than are wanted.
     """
-    size = query.shape[1]
+    size, of_unit = query.shape[1], group(query)
     head = size // heads
-    scale = np.float32(1 / math.sqrt(head))
+    scale, half = np.float32(1 / math.sqrt(head)), head // of_unit
     longest = 0
     for text in range(len(starts) - 1):
         longest = max(longest, starts[text + 1] - starts[text])
     width = (longest + COLUMNS - 1) // COLUMNS * COLUMNS
-    keys = np.zeros((head, width), np.float32)
-    scores = np.zeros((ROWS, width), np.float32)
+    units = key_value.view(np.uint32)  # of G numbers: [T, 2 H / G]
+    keys, values = zeros(half, width, units), zeros(width // of_unit, head, units)
+    scores, shares = zeros(ROWS, width, context), zeros(ROWS, width, query)
+    factors = np.empty(ROWS, np.float32)
+    item, whole = query.itemsize, 1 if of_unit == 1 else COLUMNS  # AMX reads 32 numbers at once
     for text in range(len(starts) - 1):
         first, length = starts[text], starts[text + 1] - starts[text]
         if reads[text] == reads[text + 1]:
             continue
         for column in range(0, size, head):
             for j in range(length):
-                source = key_value[first + j]
-                for d in range(head):  # not signed: Numba would look for negative numbers
-                    keys[np.uint64(d), np.uint64(j)] = source[np.uint64(column) + np.uint64(d)]
+                source, place = units[first + j], np.uint64(column // of_unit)
+                for d in range(half):  # not signed: Numba would look for negative numbers
+                    keys[np.uint64(d), np.uint64(j)] = source[place + np.uint64(d)]
+            pack_values(values, key_value, first, length, size + column)
             for start in range(reads[text], reads[text + 1], ROWS):
                 count = min(ROWS, reads[text + 1] - start)
-                a, p = address(query, start * size + column), address(scores, 0)
+                a, p = address(query, start * size + column), address(shares, 0)
                 for n in range(0, length, COLUMNS):
                     b, c = address(keys, n), address(scores, n)
-                    block(FLOATS, a, 4 * size, b, 4 * width, c, 4 * width, head, count)
+                    block(query, a, item * size, b, 4 * width, c, 4 * width, half, count)
                 for r in range(count):
-                    softmax_row(address(scores, r * width), length, scale)
-                for d in range(column, column + head, COLUMNS):
-                    v = address(key_value, first * 2 * size + size + d)
-                    c = address(context, start * size + d)
-                    block(FLOATS, p, 4 * width, v, 8 * size, c, 4 * size, length, count)
+                    row, target = address(scores, r * width), address(shares, r * width)
+                    factors[r] = exponential_row(row, length, scale, shares, target)
+                groups = (length + whole - 1) // whole * whole // of_unit
+                for d in range(0, head, COLUMNS):
+                    b, c = address(values, d), address(context, start * size + column + d)
+                    block(query, p, item * width, b, 4 * head, c, 4 * size, groups, count)
+                for r in range(count):
+                    scale_row(address(context, (start + r) * size + column), head, factors[r])
 
 
 @compiled
@@ -235,14 +300,17 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
     begun, tokens = share.first, share.last - share.first
     size, wide = weights.tokens.shape[1], weights.intermediate.bias.shape[1]
     padded = (tokens + ROWS - 1) // ROWS * ROWS
-    x, xq = np.empty((padded, size), np.float32), np.zeros((padded, size), like.dtype)
-    ranges, few = np.zeros((2, padded), np.float32), np.zeros((2, ROWS), np.float32)
-    # more rows, as `block` reads and writes up to 7 behind the last one
-    query = np.zeros((padded + ROWS, size), np.float32)
-    context = np.zeros((padded + ROWS, size), np.float32)
-    line, lineq = np.empty((ROWS, wide), np.float32), np.empty((ROWS, wide), like.dtype)
-    sums = empty_sums(like)
+    x, xq = np.empty((padded, size), np.float32), zeros(padded, size, like)
+    at_once = min(padded, rows_at_once(like))
+    ranges, few = np.zeros((2, padded), np.float32), np.zeros((2, at_once), np.float32)
+    few[0] = 1
+    # more rows, as `block` reads and writes some behind the last one
+    query = zeros(padded + ROWS, size, share.key_value)
+    context = zeros(padded + ROWS, size, x)
+    line, lineq = np.empty((at_once, wide), np.float32), zeros(at_once, wide, like)
+    sums = zeros(ROWS, COLUMNS, sums_like(like))
     begin(like)
+    begin(share.key_value)
     own = np.minimum(np.maximum(starts, begun), share.last) - begun
     for text in range(len(starts) - 1):
         for number in range(own[text], own[text + 1]):
@@ -252,43 +320,42 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
             for column in range(size):
                 row[column] = piece[column] + segment[column] + place[column]
             normalize(row, weights.norm, eps)
-            ranges[0, number], ranges[1, number] = quantize_row(row, xq[number])
+            ranges[0, number], ranges[1, number] = quantize(row, xq, number)
     queries = tokens
     for layer in range(len(weights.output_norm)):
         if len(states):
             states[layer, begun : share.last] = x[:tokens]
         key_value = share.key_value[layer % len(share.key_value)]
-        for first in range(0, tokens, ROWS):
-            count, linear = min(ROWS, tokens - first), weights.key_value
-            product(xq, ranges, first, count, linear, layer, PLAIN, key_value, begun + first, sums)
+        product(xq, ranges, 0, tokens, weights.key_value, layer, PLAIN, key_value, begun, sums)
         owners = own
         if layer == len(weights.output_norm) - 1 and len(rows) < tokens:
             queries, owners = len(rows), reads
             for row in range(queries):
                 x[row], xq[row], ranges[:, row] = x[rows[row]], xq[rows[row]], ranges[:, rows[row]]
-        for first in range(0, queries, ROWS):
-            count = min(ROWS, queries - first)
-            product(xq, ranges, first, count, weights.query, layer, PLAIN, query, first, sums)
+        product(xq, ranges, 0, queries, weights.query, layer, PLAIN, query, 0, sums)
         if share.threads > 1:
             meet(address(share.arrived, 0), share.threads * (layer + 1))
         attention(query, owners, key_value, starts, heads, context)
-        for first in range(0, queries, ROWS):
-            count = min(ROWS, queries - first)
+        for first in range(0, queries, at_once):
+            count = min(at_once, queries - first)
             for r in range(first, first + count):
-                ranges[0, r], ranges[1, r] = quantize_row(context[r], xq[r])
+                ranges[0, r], ranges[1, r] = quantize(context[r], xq, r)
             product(
                 xq, ranges, first, count, weights.attention_output, layer, RESIDUAL, x, first, sums
             )
             for r in range(first, first + count):
                 normalize(x[r], weights.attention_norm[layer], eps)
-                ranges[0, r], ranges[1, r] = quantize_row(x[r], xq[r])
-            product(xq, ranges, first, count, weights.intermediate, layer, gelu, line, 0, sums)
-            for r in range(count):
-                few[0, r], few[1, r] = quantize_row(line[r], lineq[r])
+                ranges[0, r], ranges[1, r] = quantize(x[r], xq, r)
+            hidden = hidden_rows(line, lineq)
+            product(xq, ranges, first, count, weights.intermediate, layer, gelu, hidden, 0, sums)
+            if is_quantized(like):
+                for r in range(count):
+                    few[0, r], few[1, r] = quantize(line[r], lineq, r)
             product(lineq, few, 0, count, weights.output, layer, RESIDUAL, x, first, sums)
             for r in range(first, first + count):
                 normalize(x[r], weights.output_norm[layer], eps)
-                ranges[0, r], ranges[1, r] = quantize_row(x[r], xq[r])
+                ranges[0, r], ranges[1, r] = quantize(x[r], xq, r)
+    end(share.key_value)
     end(like)
     return x[:queries]
 
@@ -297,8 +364,7 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
 def dense(x, linear, ending, outputs):
     """outputs [R, N] = x [R, K] W^T + bias in float32, R a multiple of 32; see `product`."""
     ranges, sums = np.ones((2, len(x)), np.float32), np.empty((ROWS, COLUMNS), np.float32)
-    for first in range(0, len(x), ROWS):
-        product(x, ranges, first, ROWS, linear, 0, ending, outputs, first, sums)
+    product(x, ranges, 0, len(x), linear, 0, ending, outputs, 0, sums)
 
 
 @compiled

@@ -1,19 +1,29 @@
 """Rows of numbers in vectors of 16, written in LLVM's own code. No torch.
 
-Softmax, LayerNorm, a scalar product, the end of a product of blocks; that with GELU takes half as
-long as in a compiled loop over 32 numbers. Sums are taken in an order that is written here: LLVM
-may be free to choose none, or the same function would give other bits in another place.
+Softmax, LayerNorm, a scalar product, quantization, the end of a product of blocks; that with GELU
+takes half as long as in a compiled loop over 32 numbers. Sums are taken in an order that is written
+here: LLVM may be free to choose none, or the same function would give other bits in another place.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, errors
 
-from bertsmith.model.kernels.blocks import ADDRESS, FLOAT, INT, declared, emitted, int64
+from bertsmith.model.kernels.blocks import (
+    ADDRESS,
+    FLOAT,
+    INT,
+    SHORT,
+    cpu_features,
+    declared,
+    emitted,
+    int64,
+)
 from bertsmith.model.kernels.numbers import (
     EDGE,
     EXP_POWERS,
@@ -24,8 +34,11 @@ from bertsmith.model.kernels.numbers import (
     short_curve,
 )
 
+LEAST_RANGE, LEVELS = np.float32(1e-20), 255
+ROUND = 1.5 * 2**23  # added, the last bits of the sum are the nearest whole number
 LANES = 16  # of the vectors below; narrower registers take several
 VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+HALVES = ir.VectorType(SHORT, LANES)
 
 
 def _spread(builder: Any, number: Any) -> Any:
@@ -43,6 +56,20 @@ def _place(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
     """The address of the chunk of 16 numbers with that number."""
     own = builder.gep(start, [builder.mul(chunk, int64(4 * LANES))])
     return builder.bitcast(own, like.as_pointer())
+
+
+def _store(builder: Any, value: Any, start: Any, chunk: Any, array: Any) -> None:
+    """Store a chunk of 16 numbers, rounded to the nearest even bf16 in an array of uint16."""
+    if array.dtype == types.uint16 and "avx512bf16" in cpu_features():
+        kind = ir.FunctionType(HALVES, [VECTOR])
+        value = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
+    elif array.dtype == types.uint16:
+        bits, sixteen = builder.bitcast(value, INTEGERS), ir.Constant(INTEGERS, [16] * LANES)
+        even = builder.and_(builder.lshr(bits, sixteen), ir.Constant(INTEGERS, [1] * LANES))
+        bits = builder.add(bits, builder.add(even, ir.Constant(INTEGERS, [0x7FFF] * LANES)))
+        value = builder.trunc(builder.lshr(bits, sixteen), HALVES)
+    place = builder.gep(start, [builder.mul(chunk, int64(LANES * array.dtype.bitwidth // 8))])
+    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
 
 def _fma(builder: Any, *numbers: Any) -> Any:
@@ -69,8 +96,16 @@ def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
     return _lanes(builder, builder.load(total))
 
 
-def _lanes(builder: Any, vector: Any) -> Any:
-    """The sum of 16 numbers, by halves."""
+def _larger(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+def _smaller(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+def _lanes(builder: Any, vector: Any, combine: Any = ir.IRBuilder.fadd) -> Any:
+    """The sum, or another combination, of 16 numbers, by halves."""
     half = LANES // 2
     while half:
         undefined = ir.Constant(vector.type, ir.Undefined)
@@ -78,7 +113,7 @@ def _lanes(builder: Any, vector: Any) -> Any:
             builder.shuffle_vector(vector, undefined, ir.Constant(ir.VectorType(INT, half), own))
             for own in (list(range(half)), list(range(half, 2 * half)))
         )
-        vector, half = builder.fadd(*parts), half // 2
+        vector, half = combine(builder, *parts), half // 2
     return builder.extract_element(vector, ir.Constant(INT, 0))
 
 
@@ -134,77 +169,130 @@ def scalar_product(context, a, b, length):
 
 
 @emitted
-def softmax_row(context, row, length, scale):
-    """softmax(scale x) of `length` numbers at an address, in place.
+def exponential_row(context, row, length, scale, like, target):
+    """exp(scale (x - max x)) of `length` numbers at an address; 1 / their sum, of softmax.
 
-    There must be room up to a multiple of 16; what is there becomes 0.
+    The target's dtype is that of the array `like`; it may be the row. There must be room up to a
+    multiple of 16 in both; what is there becomes 0.
     """
 
     def code(context, builder, signature, arguments):
-        row, length, scale = arguments
-        last = builder.sub(length, int64(1))
-        chunks = builder.add(builder.sdiv(last, int64(LANES)), int64(1))
+        row, length, scale, _, target = arguments
+        last = builder.sdiv(builder.sub(length, int64(1)), int64(LANES))
+        left = builder.trunc(builder.sub(length, builder.mul(last, int64(LANES))), INT)
+        limit = _spread(builder, builder.bitcast(left, FLOAT))
         lanes = ir.Constant(INTEGERS, list(range(LANES)))
-
-        def outside(chunk: Any) -> Any:
-            """The lanes behind the last number."""
-            first = builder.trunc(builder.mul(chunk, int64(LANES)), INT)
-            left = builder.bitcast(builder.sub(builder.trunc(length, INT), first), FLOAT)
-            limit = builder.bitcast(_spread(builder, left), INTEGERS)
-            return builder.icmp_signed(">=", lanes, limit)
-
+        outside = builder.icmp_signed(">=", lanes, builder.bitcast(limit, INTEGERS))
         lowest, zero = _constants(-1e30), _constants(0)
         top = cgutils.alloca_once_value(builder, lowest)
         builder.store(lowest, top)
-        with cgutils.for_range(builder, chunks) as loop:
+        with cgutils.for_range(builder, last) as loop:
             numbers = builder.load(_place(builder, row, loop.index), align=1)
-            numbers = builder.select(outside(loop.index), lowest, numbers)
-            best = builder.load(top)
-            builder.store(
-                builder.select(builder.fcmp_ordered(">", numbers, best), numbers, best), top
-            )
-        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        reduce = declared(builder.module, name, FLOAT, [VECTOR])
-        high = _spread(builder, builder.call(reduce, [builder.load(top)]))
-        factor = builder.fmul(_spread(builder, scale), _constants(LOG2_E))
-        floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
+            builder.store(_larger(builder, numbers, builder.load(top)), top)
+        numbers = builder.load(_place(builder, row, last), align=1)
+        numbers = builder.select(outside, lowest, numbers)
+        numbers = _larger(builder, numbers, builder.load(top))
+        factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
+        high = builder.fmul(_lanes(builder, numbers, _larger), factor)
+        factor, offset = _spread(builder, factor), _spread(builder, builder.fneg(high))
         total = cgutils.alloca_once_value(builder, zero)
         builder.store(zero, total)
-        with cgutils.for_range(builder, chunks) as loop:
-            place = _place(builder, row, loop.index)
-            x = builder.fmul(builder.fsub(builder.load(place, align=1), high), factor)
-            x = builder.select(
-                builder.fcmp_ordered("<", x, _constants(LOWEST)), _constants(LOWEST), x
-            )
-            whole = builder.call(floor, [builder.fadd(x, _constants(0.5))])
-            power = _polynomial(builder, EXP_POWERS, builder.fsub(x, whole))
-            shift = builder.shl(
-                builder.fptosi(whole, INTEGERS), ir.Constant(INTEGERS, [23] * LANES)
-            )
-            power = builder.bitcast(builder.add(builder.bitcast(power, INTEGERS), shift), VECTOR)
-            power = builder.select(outside(loop.index), zero, power)
-            builder.store(power, place, align=1)
+
+        def exponential(chunk: Any) -> Any:
+            x = builder.load(_place(builder, row, chunk), align=1)
+            x = _larger(builder, _fma(builder, x, factor, offset), _constants(LOWEST))
+            rounded = builder.fadd(x, _constants(ROUND))
+            part = builder.fsub(x, builder.fsub(rounded, _constants(ROUND)))
+            shift = ir.Constant(INTEGERS, [23] * LANES)
+            shift = builder.shl(builder.bitcast(rounded, INTEGERS), shift)
+            power = builder.bitcast(_polynomial(builder, EXP_POWERS, part), INTEGERS)
+            return builder.bitcast(builder.add(power, shift), VECTOR)
+
+        def finish(power: Any, chunk: Any) -> None:
+            _store(builder, power, target, chunk, signature.args[3])
             builder.store(builder.fadd(builder.load(total), power), total)
-        sum_ = _lanes(builder, builder.load(total))
-        share = _spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), sum_))
-        with cgutils.for_range(builder, chunks) as loop:
+
+        with cgutils.for_range(builder, last) as loop:
+            finish(exponential(loop.index), loop.index)
+        finish(builder.select(outside, zero, exponential(last)), last)
+        return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
+
+    return types.float32(ADDRESS, types.int64, types.float32, like, ADDRESS), code
+
+
+@emitted
+def scale_row(context, row, length, factor):
+    """Multiply `length` numbers at an address, a multiple of 16, in place."""
+
+    def code(context, builder, signature, arguments):
+        row, length, factor = arguments
+        factor = _spread(builder, factor)
+        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
             place = _place(builder, row, loop.index)
-            builder.store(builder.fmul(builder.load(place, align=1), share), place, align=1)
+            builder.store(builder.fmul(builder.load(place, align=1), factor), place, align=1)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.int64, types.float32), code
+
+
+@emitted
+def quantize_row(context, row, like, target, length):
+    """Write x = scale q + low as its q, whole numbers from 0 to 255; (scale, low).
+
+    `length` is a multiple of 16. The target's dtype is that of the array `like`: in bf16 or float32
+    it is given the numbers themselves, scale 1 and low 0.
+    """
+
+    def code(context, builder, signature, arguments):
+        row, _, target, length = arguments
+        array = signature.args[1]
+        chunks = builder.sdiv(length, int64(LANES))
+        if array.dtype in (types.float32, types.uint16):
+            with cgutils.for_range(builder, chunks) as loop:
+                numbers = builder.load(_place(builder, row, loop.index), align=1)
+                _store(builder, numbers, target, loop.index, array)
+            found = ir.Constant(FLOAT, 1), ir.Constant(FLOAT, 0)
+            return context.make_tuple(builder, signature.return_type, found)
+        first = builder.load(_place(builder, row, int64(0)), align=1)
+        extremes = {of: cgutils.alloca_once_value(builder, first) for of in (_larger, _smaller)}
+        for extreme in extremes.values():
+            builder.store(first, extreme)
+        with cgutils.for_range(builder, chunks) as loop:
+            numbers = builder.load(_place(builder, row, loop.index), align=1)
+            for of, extreme in extremes.items():
+                builder.store(of(builder, numbers, builder.load(extreme)), extreme)
+        high, low = (_lanes(builder, builder.load(extreme), of) for of, extreme in extremes.items())
+        span = builder.fsub(high, low)
+        least = ir.Constant(FLOAT, float(LEAST_RANGE))
+        span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
+        factor = _spread(builder, builder.fdiv(ir.Constant(FLOAT, LEVELS), span))
+        bottom = _spread(builder, low)
+        kind = ir.VectorType(ir.IntType(array.dtype.bitwidth), LANES)
+        with cgutils.for_range(builder, chunks) as loop:
+            numbers = builder.load(_place(builder, row, loop.index), align=1)
+            level = builder.fmul(builder.fsub(numbers, bottom), factor)
+            bits = builder.bitcast(builder.fadd(level, _constants(ROUND)), INTEGERS)
+            bits = builder.and_(bits, ir.Constant(INTEGERS, [LEVELS] * LANES))
+            place = builder.mul(loop.index, int64(LANES * array.dtype.bitwidth // 8))
+            place = builder.bitcast(builder.gep(target, [place]), kind.as_pointer())
+            builder.store(builder.trunc(bits, kind), place, align=1)
+        scale = builder.fdiv(span, ir.Constant(FLOAT, LEVELS))
+        return context.make_tuple(builder, signature.return_type, (scale, low))
+
+    pair = types.UniTuple(types.float32, 2)
+    return pair(ADDRESS, like, ADDRESS, types.int64), code
 
 
 PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 
 @emitted
-def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
+def finish(context, likes, sums, row_scale, row_low, vectors, target, ending):
     """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
 
-    `like` is the array of the sums; `vectors` are three addresses: scale, total and bias of the
-    columns. PLAIN: target = value; GELU, GELU_TANH: target = GELU(value); RESIDUAL: target +=
-    value.
+    `likes` are the arrays of the sums and of the target; `vectors` are three addresses: scale,
+    total and bias of the columns. PLAIN: target = value; GELU, GELU_TANH: target = GELU(value);
+    RESIDUAL, in float32: target += value.
     """
     if not isinstance(ending, types.IntegerLiteral):
         raise errors.RequireLiteralValue("ending")
@@ -214,7 +302,8 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
         _, sums, row_scale, row_low, vectors, target, _ = arguments
         scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
         spread_scale, spread_low = _spread(builder, row_scale), _spread(builder, row_low)
-        is_float = signature.args[0].dtype == types.float32
+        sums_like, target_like = signature.args[0]
+        is_float = sums_like.dtype == types.float32
 
         def load(place: Any, half: Any, like: Any = VECTOR) -> Any:
             return builder.load(_place(builder, place, half, like), align=1)
@@ -233,11 +322,11 @@ def finish(context, like, sums, row_scale, row_low, vectors, target, ending):
                     value = _gelu(builder, value, curves(approximate)[0], EDGE)
                 else:
                     value = _gelu(builder, value, short_curve(approximate), SHORT_EDGE)
-            builder.store(value, _place(builder, target, half), align=1)
+            _store(builder, value, target, half, target_like)
         return context.get_dummy_value()
 
     number, addresses = types.float32, types.UniTuple(ADDRESS, 3)
-    return types.void(like, ADDRESS, number, number, addresses, ADDRESS, ending), code
+    return types.void(likes, ADDRESS, number, number, addresses, ADDRESS, ending), code
 
 
 def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:
