@@ -1,6 +1,6 @@
 """Our own engine: a BERT in float32, bf16 or int8 on a CPU, without torch.
 
-Its loops are those of `model/kernels/unpadded_encoder.py`, its letters too.
+Its loops are those of `inference/engines/unpadded_encoder.py`, its letters too.
 
 Weights are rounded and packed once. Texts are read in their order, without padding, a few hundred
 tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
@@ -23,16 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
-from bertsmith.model.config import ModelConfig
-from bertsmith.model.kernels.blocks import (
-    COLUMNS,
-    LINE,
-    has_bf16_blocks,
-    in_tiles,
-    integer_dtype,
-    packed,
-)
-from bertsmith.model.kernels.unpadded_encoder import (
+from bertsmith.inference.engines.unpadded_encoder import (
     ROWS,
     Linear,
     Share,
@@ -42,6 +33,15 @@ from bertsmith.model.kernels.unpadded_encoder import (
     normalize,
     quantize_rows,
     token_logits,
+)
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.blocks import (
+    COLUMNS,
+    LINE,
+    has_bf16_blocks,
+    in_tiles,
+    integer_dtype,
+    packed,
     zeros,
 )
 from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
@@ -490,8 +490,8 @@ def warm_up() -> dict[str, float]:
         tensors[f"{name}.weight"] = np.ones(size, np.float32)
     for name in list(tensors):
         if not name.startswith("encoder.embeddings") or "norm" in name:
-            zeros = np.zeros(len(tensors[name]), np.float32)
-            tensors[name.removesuffix("weight") + "bias"] = zeros
+            bias = np.zeros(len(tensors[name]), np.float32)
+            tensors[name.removesuffix("weight") + "bias"] = bias
     ids = random.integers(0, 100, 64).astype(np.int32)
     rows = Features(ids, np.zeros(64, np.int32), np.array([0, 24, 64]), None, 64, 0)
     seconds, states = {}, []

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
+
+from bertsmith.base.jit import compiled
 
 COLUMNS, ROWS = 32, 32  # of a block
 GROUP = {"uint8": 4, "int8": 4, "int16": 2, "uint16": 2, "float32": 1}  # G by the rows' dtype
@@ -290,43 +292,90 @@ def _vector_block(dtype: Any) -> Any:
 def _amx_block(dtype: Any) -> Any:
     """Code for sums in tiles."""
     name = f"llvm.x86.{'tdpbusd' if dtype == types.int8 else 'tdpbf16ps'}"
-    return partial(_multiply_tiles, name)
+
+    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+        steps = builder.sdiv(groups, int64(16))
+        where = (a, a_step, int64(LINE)), (b, b_step), (c, c_step)
+        with builder.if_else(builder.icmp_signed(">", rows, int64(16))) as (many, few):
+            with many:
+                _multiply_tiles(name, builder, *where, steps, (0, 1))
+            with few:
+                _multiply_tiles(name, builder, *where, steps, (0,))
+
+    return make
 
 
-def _multiply_tiles(name, builder, a, a_step, b, b_step, c, c_step, groups, rows):
+@emitted
+def add_block(context, a, a_steps, b, b_step, c, c_step, steps, is_first):
+    """c[32, 32] (+)= a[32, K] b[K, 32] of bf16 in tiles, K 32 times `steps`; c is float32.
+
+    `a_steps` are bytes from row to row and from 32 inputs to the next, the others as of `block`.
+    The sums begin at 0 where `is_first`, else at c.
+    """
+
+    def code(context, builder, signature, arguments):
+        a, a_steps, b, b_step, c, c_step, steps, is_first = arguments
+        row, inputs = (builder.extract_value(a_steps, n) for n in range(2))
+        where = (a, row, inputs), (b, b_step), (c, c_step)
+        _multiply_tiles("llvm.x86.tdpbf16ps", builder, *where, steps, (0, 1), is_first)
+        return context.get_dummy_value()
+
+    pair = types.UniTuple(types.int64, 2)
+    wide = types.int64
+    return types.void(ADDRESS, pair, ADDRESS, wide, ADDRESS, wide, wide, types.boolean), code
+
+
+def _multiply_tiles(name, builder, a, b, c, steps, halves, is_first=None):
     """Tiles 0 to 3 hold sums of 16 x 16; 4 and 5 are of a, 6 and 7 of b."""
+    (a, a_step, a_next), (b, b_step), (c, c_step) = a, b, c
     module, number = builder.module, [ir.Constant(BYTE, n) for n in range(8)]
     zero = declared(module, "llvm.x86.tilezero", NOTHING, [BYTE])
     load = declared(module, "llvm.x86.tileloadd64", NOTHING, [BYTE, POINTER, WIDE])
     dot = declared(module, name, NOTHING, [BYTE, BYTE, BYTE])
     store = declared(module, "llvm.x86.tilestored64", NOTHING, [BYTE, POINTER, WIDE])
-    steps = builder.sdiv(groups, int64(16))
-    lower_a = builder.gep(a, [builder.mul(a_step, int64(16))])
-    lower_c = builder.gep(c, [builder.mul(c_step, int64(16))])
 
-    def product(halves: list[tuple[int, Any, Any]]) -> None:
-        for half, _, _ in halves:
+    def sums() -> Any:
+        """(Tile, address) of each part of c."""
+        for half in halves:
+            rows = builder.gep(c, [builder.mul(c_step, int64(16 * half))])
             for column in (0, 1):
-                builder.call(zero, [number[2 * half + column]])
-        with cgutils.for_range(builder, steps) as loop:
-            offset = builder.mul(loop.index, int64(LINE))
-            place = builder.gep(b, [builder.mul(builder.mul(loop.index, int64(16)), b_step)])
-            for column in (0, 1):
-                own = builder.gep(place, [int64(64 * column)])
-                builder.call(load, [number[6 + column], own, b_step])
-            for half, source, _ in halves:
-                builder.call(load, [number[4 + half], builder.gep(source, [offset]), a_step])
-                for column in (0, 1):
-                    tiles = [number[2 * half + column], number[4 + half], number[6 + column]]
-                    builder.call(dot, tiles)
-        for half, _, target in halves:
-            for column in (0, 1):
-                own = builder.gep(target, [int64(64 * column)])
-                builder.call(store, [number[2 * half + column], own, c_step])
+                yield number[2 * half + column], builder.gep(rows, [int64(64 * column)])
 
-    both = [(0, a, c), (1, lower_a, lower_c)]
-    with builder.if_else(builder.icmp_signed(">", rows, int64(16))) as (many, few):
-        with many:
-            product(both)
-        with few:
-            product(both[:1])
+    def begin_at_zero() -> None:
+        for tile, _ in sums():
+            builder.call(zero, [tile])
+
+    if is_first is None:
+        begin_at_zero()
+    else:
+        with builder.if_else(is_first) as (first, later):
+            with first:
+                begin_at_zero()
+            with later:
+                for tile, place in sums():
+                    builder.call(load, [tile, place, c_step])
+    with cgutils.for_range(builder, steps) as loop:
+        place = builder.gep(b, [builder.mul(builder.mul(loop.index, int64(16)), b_step)])
+        for column in (0, 1):
+            own = builder.gep(place, [int64(64 * column)])
+            builder.call(load, [number[6 + column], own, b_step])
+        for half in halves:
+            offset = builder.mul(loop.index, a_next)
+            offset = builder.add(offset, builder.mul(a_step, int64(16 * half)))
+            builder.call(load, [number[4 + half], builder.gep(a, [offset]), a_step])
+            for column in (0, 1):
+                tiles = [number[2 * half + column], number[4 + half], number[6 + column]]
+                builder.call(dot, tiles)
+    for tile, place in sums():
+        builder.call(store, [tile, place, c_step])
+
+
+@compiled
+def zeros(rows, columns, like):
+    """[rows, columns] of the dtype of `like`, at the start of a cache line.
+
+    AMX loads and stores lines, and takes twice as long for two halves of them.
+    """
+    memory = np.zeros(rows * columns + LINE // like.itemsize, like.dtype)
+    first = -memory.ctypes.data % LINE // like.itemsize
+    return memory[first : first + rows * columns].reshape(rows, columns)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bertsmith.model.kernels.elementwise import has_kernels, rows, vector
 from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorized
+from bertsmith.model.kernels.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
 
 UNUSED = -100  # PyTorch's own label for what does not count
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
@@ -49,7 +50,9 @@ def masked_lm_loss(
         hidden_NH = hidden_NH.to(torch.get_autocast_dtype(device))
     if weights_N is None:
         weights_N = torch.ones(labels_N.shape, device=labels_N.device)
-    kind = _MaskedLMLoss if has_kernels(hidden_NH) else _DeviceMaskedLMLoss
+    kind = _DeviceMaskedLMLoss
+    if has_kernels(hidden_NH):
+        kind = TiledMaskedLMLoss if has_tiled_loss(hidden_NH) else _MaskedLMLoss
     return kind.apply(hidden_NH, table_VH, bias_V, labels_N, weights_N)
 
 

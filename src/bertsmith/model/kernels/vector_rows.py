@@ -86,6 +86,17 @@ def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
     return power
 
 
+def _power_of_two(builder: Any, x: Any) -> Any:
+    """2^x of 16 numbers up to 1; below 2^-127 it is 0."""
+    x = _larger(builder, x, _constants(LOWEST))
+    rounded = builder.fadd(x, _constants(ROUND))
+    part = builder.fsub(x, builder.fsub(rounded, _constants(ROUND)))
+    shift = ir.Constant(INTEGERS, [23] * LANES)
+    shift = builder.shl(builder.bitcast(rounded, INTEGERS), shift)
+    power = builder.bitcast(_polynomial(builder, EXP_POWERS, part), INTEGERS)
+    return builder.bitcast(builder.add(power, shift), VECTOR)
+
+
 def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
     """`add`(total, numbers, chunk's number) over all chunks; the total of 16, from 0."""
     total = cgutils.alloca_once_value(builder, _constants(0))
@@ -200,13 +211,7 @@ def exponential_row(context, row, length, scale, like, target):
 
         def exponential(chunk: Any) -> Any:
             x = builder.load(_place(builder, row, chunk), align=1)
-            x = _larger(builder, _fma(builder, x, factor, offset), _constants(LOWEST))
-            rounded = builder.fadd(x, _constants(ROUND))
-            part = builder.fsub(x, builder.fsub(rounded, _constants(ROUND)))
-            shift = ir.Constant(INTEGERS, [23] * LANES)
-            shift = builder.shl(builder.bitcast(rounded, INTEGERS), shift)
-            power = builder.bitcast(_polynomial(builder, EXP_POWERS, part), INTEGERS)
-            return builder.bitcast(builder.add(power, shift), VECTOR)
+            return _power_of_two(builder, _fma(builder, x, factor, offset))
 
         def finish(power: Any, chunk: Any) -> None:
             _store(builder, power, target, chunk, signature.args[3])
@@ -218,6 +223,92 @@ def exponential_row(context, row, length, scale, like, target):
         return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
 
     return types.float32(ADDRESS, types.int64, types.float32, like, ADDRESS), code
+
+
+@emitted
+def in_powers(context, x, shift):
+    """LOG2_E x + shift, rounded once: the exponent of two, as the columns below have it."""
+
+    def code(context, builder, signature, arguments):
+        x, shift = arguments
+        fma = declared(builder.module, "llvm.fma.f32", FLOAT, [FLOAT] * 3)
+        return builder.call(fma, [x, ir.Constant(FLOAT, float(LOG2_E)), shift])
+
+    return types.float32(types.float32, types.float32), code
+
+
+@emitted
+def add_powers(context, column, step, shifts, count, start, top, total):
+    """Of 16 columns: top = max(top, x), total += 2^(x - start), of x = LOG2_E number + its shift.
+
+    All but `step`, in bytes from row to row, and `count` of rows are addresses.
+    """
+
+    def code(context, builder, signature, arguments):
+        column, step, shifts, count, start, top, total = arguments
+        starts = builder.load(builder.bitcast(start, VECTOR.as_pointer()), align=1)
+        places = [builder.bitcast(place, VECTOR.as_pointer()) for place in (top, total)]
+        found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
+        for kept, place in zip(found, places, strict=True):
+            builder.store(builder.load(place, align=1), kept)
+        with cgutils.for_range(builder, count) as loop:
+            row = builder.gep(column, [builder.mul(loop.index, step)])
+            shift = builder.gep(shifts, [builder.mul(loop.index, int64(4))])
+            shift = _spread(builder, builder.load(builder.bitcast(shift, FLOAT.as_pointer())))
+            x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
+            x = _fma(builder, x, _constants(LOG2_E), shift)
+            builder.store(_larger(builder, x, builder.load(found[0])), found[0])
+            power = _power_of_two(builder, builder.fsub(x, starts))
+            builder.store(builder.fadd(builder.load(found[1]), power), found[1])
+        for kept, place in zip(found, places, strict=True):
+            builder.store(builder.load(kept), place, align=1)
+        return context.get_dummy_value()
+
+    wide = types.int64
+    return types.void(ADDRESS, wide, ADDRESS, wide, ADDRESS, ADDRESS, ADDRESS), code
+
+
+@emitted
+def powers_row(context, row, shift, tops, weights, like, target, length):
+    """target = weights 2^(LOG2_E row + shift - tops), `length` numbers in sixteens; their sum.
+
+    The target's dtype is that of the array `like`.
+    """
+
+    def code(context, builder, signature, arguments):
+        row, shift, tops, weights, _, target, length = arguments
+        shift = _spread(builder, shift)
+        total = cgutils.alloca_once_value(builder, _constants(0))
+        builder.store(_constants(0), total)
+        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
+            x = builder.load(_place(builder, row, loop.index), align=1)
+            x = _fma(builder, x, _constants(LOG2_E), shift)
+            top = builder.load(_place(builder, tops, loop.index), align=1)
+            weight = builder.load(_place(builder, weights, loop.index), align=1)
+            power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
+            _store(builder, power, target, loop.index, signature.args[4])
+            builder.store(builder.fadd(builder.load(total), power), total)
+        return _lanes(builder, builder.load(total))
+
+    wide, number = types.int64, types.float32
+    return number(ADDRESS, number, ADDRESS, ADDRESS, like, ADDRESS, wide), code
+
+
+@emitted
+def round_block(context, sums, count, like, target, step):
+    """Store `count` rows of 32 sums, `step` bytes apart, in the dtype of the array `like`."""
+
+    def code(context, builder, signature, arguments):
+        sums, count, _, target, step = arguments
+        with cgutils.for_range(builder, count) as loop:
+            place = builder.gep(target, [builder.mul(loop.index, step)])
+            for half in (0, 1):
+                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+                numbers = builder.load(_place(builder, sums, chunk), align=1)
+                _store(builder, numbers, place, int64(half), signature.args[2])
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64, like, ADDRESS, types.int64), code
 
 
 @emitted

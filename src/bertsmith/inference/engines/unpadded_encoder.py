@@ -26,7 +26,6 @@ from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.blocks import (
     COLUMNS,
     GROUP,
-    LINE,
     ROWS,
     address,
     begin,
@@ -34,6 +33,7 @@ from bertsmith.model.kernels.blocks import (
     end,
     in_tiles,
     meet,
+    zeros,
 )
 from bertsmith.model.kernels.vector_rows import (
     GELU,
@@ -139,17 +139,6 @@ def _hidden_rows(line, rows):
     if rows.dtype.name in ("float32", "uint16"):
         return lambda line, rows: rows
     return lambda line, rows: line
-
-
-@compiled
-def zeros(rows, columns, like):
-    """[rows, columns] of the dtype of `like`, at the start of a cache line.
-
-    AMX loads and stores lines, and takes twice as long for two halves of them.
-    """
-    memory = np.zeros(rows * columns + LINE // like.itemsize, like.dtype)
-    first = -memory.ctypes.data % LINE // like.itemsize
-    return memory[first : first + rows * columns].reshape(rows, columns)
 
 
 def pack_values(values: Any, key_value: Any, first: Any, length: Any, column: Any):

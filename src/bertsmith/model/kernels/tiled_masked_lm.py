@@ -1,0 +1,356 @@
+"""The masked-LM loss with its gradient on a CPU that multiplies bf16 in tiles (AMX).
+
+Logits, the largest matrix of a small model's step, never leave the second cache: they are computed
+twice, 256 pieces of the vocabulary at a time. The first time gives every position the sum of its
+exponentials. The second time they become their own gradient, which is multiplied at once with the
+table and with the hidden states. PyTorch's three products of such shapes reach a tenth of the rate.
+
+A tile's rows are lines of the cache, 32 numbers of bf16. A left operand may lie as it is. A right
+one, [K, C], is packed: pairs of inputs of 32 columns, one column after another, a pair as a uint32,
+[C / 32, K / 2, 32]; see `add_block` in blocks.py.
+
+Letters: N masked positions (padded to a multiple of 32), V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from torch import Tensor
+
+from bertsmith.base.jit import compiled
+from bertsmith.model.kernels.blocks import (
+    ADDRESS,
+    COLUMNS,
+    INT,
+    LINE,
+    ROWS,
+    SHORT,
+    add_block,
+    address,
+    begin,
+    emitted,
+    end,
+    has_bf16_blocks,
+    in_tiles,
+    int64,
+    zeros,
+)
+from bertsmith.model.kernels.elementwise import rows, vector
+from bertsmith.model.kernels.numbers import LOG2_E, load, store
+from bertsmith.model.kernels.vector_rows import (
+    LANES,
+    add_powers,
+    in_powers,
+    powers_row,
+    round_block,
+)
+
+PIECES = 256  # of the vocabulary at once
+LOGITS = 1 << 17  # of so many the float32 stay in the second cache
+LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
+LN_2 = np.float64(np.log(2))
+WORDS = np.zeros(1, np.uint32)
+PAIRS, HALVES = ir.VectorType(INT, LANES), ir.VectorType(SHORT, LANES)
+
+
+def has_tiled_loss(hidden_NH: Tensor) -> bool:
+    """True for bf16 on a CPU that multiplies it in tiles, and for whole tiles."""
+    fits = hidden_NH.dtype == torch.bfloat16 and hidden_NH.shape[1] % COLUMNS == 0
+    here = hidden_NH.device.type == "cpu" and has_bf16_blocks() and in_tiles("uint16")
+    return fits and here and len(hidden_NH) > 0
+
+
+class TiledMaskedLMLoss(torch.autograd.Function):
+    """As `masked_lm_loss`; hidden bf16. A table that is not is copied."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        table_VH: Tensor,
+        bias_V: Tensor,
+        labels_N: Tensor,
+        weights_N: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        count, size = hidden_NH.shape
+        hidden = torch.zeros(-(-count // ROWS) * ROWS, size, dtype=torch.bfloat16)
+        hidden[:count] = hidden_NH
+        table, labels, weights = table_VH.bfloat16(), labels_N.numpy(), weights_N.numpy()
+        found = sums_of_exponentials(rows(hidden), rows(table), vector(bias_V), labels)
+        loss, correct, ctx.logs, ctx.own = summed_loss(*found, weights)
+        ctx.count, ctx.table_type, ctx.labels = count, table_VH.dtype, labels
+        ctx.save_for_backward(hidden, table, bias_V, weights_N)
+        ctx.mark_non_differentiable(number := torch.tensor(correct))
+        return torch.tensor(loss, dtype=torch.float32), number
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        hidden, table, bias_V, weights_N = ctx.saved_tensors
+        by_hidden, by_table = torch.zeros(hidden.shape), torch.empty_like(table)
+        by_bias, weights = torch.empty(len(table)), np.zeros(len(hidden), np.float32)
+        weights[: ctx.count] = weights_N * gradients[0]
+        masked_lm_gradients(
+            *(rows(hidden), rows(table), vector(bias_V), ctx.labels, weights, ctx.logs, ctx.own),
+            (by_hidden.numpy(), rows(by_table), by_bias.numpy()),
+        )
+        by_hidden = by_hidden[: ctx.count].bfloat16()
+        return by_hidden, by_table.to(ctx.table_type), by_bias.to(bias_V.dtype), None, None
+
+
+def _store_transposed(builder: Any, vectors: list[Any], target: Any, step: Any) -> None:
+    """Store 16 vectors of 16 pairs, rows for columns, `step` bytes apart."""
+    for distance in (8, 4, 2, 1):
+        own = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
+        other = [lane + distance if not lane & distance else LANES + lane for lane in range(LANES)]
+        for k in range(LANES):
+            if not k & distance:
+                both = vectors[k], vectors[k + distance]
+                vectors[k], vectors[k + distance] = (
+                    builder.shuffle_vector(*both, ir.Constant(PAIRS, lanes))
+                    for lanes in (own, other)
+                )
+    for k, numbers in enumerate(vectors):
+        place = builder.gep(target, [builder.mul(step, int64(k))])
+        builder.store(numbers, builder.bitcast(place, PAIRS.as_pointer()), align=1)
+
+
+def _row(builder: Any, start: Any, step: Any, number: Any, kind: Any) -> Any:
+    place = builder.gep(start, [builder.mul(step, number)])
+    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+
+
+@emitted
+def transpose_pairs(context, source, source_step, target, target_step):
+    """A square of 16 x 16 pairs of bf16, rows for columns; steps are bytes from row to row."""
+
+    def code(context, builder, signature, arguments):
+        source, source_step, target, target_step = arguments
+        vectors = [_row(builder, source, source_step, int64(k), PAIRS) for k in range(LANES)]
+        _store_transposed(builder, vectors, target, target_step)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
+
+
+@emitted
+def transpose_numbers(context, source, source_step, target, target_step):
+    """32 rows of 16 numbers of bf16, rows for columns: 16 rows of 32."""
+
+    def code(context, builder, signature, arguments):
+        source, source_step, target, target_step = arguments
+        vectors, sixteen = [], ir.Constant(PAIRS, [16] * LANES)
+        for k in range(LANES):
+            upper, lower = (
+                builder.zext(_row(builder, source, source_step, int64(row), HALVES), PAIRS)
+                for row in (2 * k, 2 * k + 1)
+            )
+            vectors.append(builder.or_(upper, builder.shl(lower, sixteen)))
+        _store_transposed(builder, vectors, target, target_step)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
+
+
+@compiled
+def pack_columns(matrix, packed):
+    """A matrix [C, K] for products over K: uint32 [C / 32, K / 2, 32]."""
+    columns, inputs = matrix.shape
+    for c in range(0, columns, LANES):
+        panel = c // COLUMNS * (inputs // 2) * COLUMNS + c % COLUMNS
+        for k in range(0, inputs, 32):
+            source, target = address(matrix, c * inputs + k), address(packed, panel + k * LANES)
+            transpose_pairs(source, 2 * inputs, target, 4 * COLUMNS)
+
+
+@emitted
+def pair_rows(context, upper, lower, columns, target, panel_step):
+    """Two rows of numbers of bf16 as pairs: 32 columns after another, `panel_step` bytes apart."""
+
+    def code(context, builder, signature, arguments):
+        upper, lower, columns, target, panel_step = arguments
+        sixteen = ir.Constant(PAIRS, [16] * LANES)
+        with cgutils.for_range(builder, builder.sdiv(columns, int64(COLUMNS))) as loop:
+            place = builder.gep(target, [builder.mul(loop.index, panel_step)])
+            for half in (0, 1):
+                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+                first, second = (
+                    builder.zext(_row(builder, row, int64(2 * LANES), chunk, HALVES), PAIRS)
+                    for row in (upper, lower)
+                )
+                pairs = builder.or_(first, builder.shl(second, sixteen))
+                own = builder.gep(place, [int64(4 * LANES * half)])
+                builder.store(pairs, builder.bitcast(own, PAIRS.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    wide = types.int64
+    return types.void(ADDRESS, ADDRESS, wide, ADDRESS, wide), code
+
+
+@compiled
+def pack_rows(matrix, first, count, packed):
+    """Rows first..first + count of a matrix [K, C] for products over them: uint32 [C / 32, P, 32].
+
+    Of the P pairs those behind the last row are zeros.
+    """
+    columns, pairs = matrix.shape[1], packed.shape[1]
+    for k in range(count // 2):
+        upper = address(matrix, (first + 2 * k) * columns)
+        lower = address(matrix, (first + 2 * k + 1) * columns)
+        target = address(packed, k * COLUMNS)
+        pair_rows(upper, lower, columns, target, 4 * COLUMNS * pairs)
+    for k in range(count // 2, pairs):
+        packed[:, k] = 0
+    if count % 2:
+        for column in range(columns):
+            last = np.uint32(matrix[first + count - 1, column])
+            packed[column // COLUMNS, count // 2, column % COLUMNS] = last
+
+
+@compiled
+def packed_rows(rows, columns):
+    """Room for `pack_rows`; the panels are no power of two apart, which a cache would mind."""
+    pairs = rows // 2 + 1
+    return zeros(columns // COLUMNS * pairs, COLUMNS, WORDS).reshape(
+        (columns // COLUMNS, pairs, COLUMNS)
+    )
+
+
+@compiled
+def pieces_at_once(positions):
+    """A multiple of 32."""
+    return max(ROWS, min(PIECES, LOGITS // positions // ROWS * ROWS))
+
+
+@compiled
+def _logits(table, first, count, tail, packed, logits):
+    """logits float32 [P, N] of the pieces first..first + count; `tail` [32, H] to work in."""
+    size, positions = table.shape[1], logits.shape[1]
+    for v in range(0, count, ROWS):
+        a = address(table, (first + v) * size)
+        if v + ROWS > count:  # tiles read 32 rows
+            tail[:] = 0
+            for r in range(count - v):
+                tail[r] = table[first + v + r]
+            a = address(tail, 0)
+        for n in range(0, positions, COLUMNS):
+            b, c = address(packed, n * (size // 2)), address(logits, v * positions + n)
+            a_steps = 2 * size, LINE
+            add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * positions, size // 32, True)
+
+
+@compiled
+def sums_of_exponentials(hidden, table, bias, labels):
+    """(log2 of each position's sum of exponentials, its label's logit, its largest): float32 [N].
+
+    Of hidden [N, H] and table [V, H], bf16; all in units of log 2. A sum is taken relative to the
+    position's largest logit among the first pieces; where a later one is too far above for float32,
+    again relative to that.
+    """
+    (positions, size), pieces, part = hidden.shape, len(table), pieces_at_once(len(hidden))
+    own, by_piece = np.zeros(positions, np.float32), np.argsort(labels)
+    starts, totals = np.full(positions, LOWEST), np.zeros(positions, np.float32)
+    tops, shifts = np.empty(positions, np.float32), np.zeros(part, np.float32)
+    by_columns = zeros(positions // COLUMNS * (size // 2), COLUMNS, WORDS)
+    pack_columns(hidden, by_columns)
+    logits, tail = zeros(part, positions, shifts), zeros(ROWS, size, hidden)
+    begin(hidden)
+    for attempt in range(3):
+        tops[:], totals[:] = LOWEST, 0
+        place, last = 0, pieces if attempt else 1  # first it is the largest that is looked for
+        for first in range(0, last, part):
+            count = min(part, pieces - first)
+            _logits(table, first, count, tail, by_columns, logits)
+            for v in range(count):
+                shifts[v] = load(bias[first + v]) * LOG2_E
+            while place < len(labels) and labels[by_piece[place]] < first + count:
+                n = by_piece[place]
+                v = labels[n] - first
+                own[n] = in_powers(logits[v, n], shifts[v])
+                place += 1
+            for n in range(0, positions, LANES):
+                add_powers(
+                    *(address(logits, n), 4 * positions, address(shifts, 0), count),
+                    *(address(starts, n), address(tops, n), address(totals, n)),
+                )
+        if attempt and (tops - starts).max() < LARGEST:
+            break
+        starts[:] = tops
+    end(hidden)
+    return np.log2(totals) + starts, own, tops
+
+
+@compiled
+def summed_loss(logs, own, tops, weights):
+    """(Weighted sum of the losses in nats, how many labels had the largest logit, logs, own)."""
+    loss, correct = 0.0, 0
+    for n in range(len(weights)):
+        loss += weights[n] * (LN_2 * (np.float64(logs[n]) - own[n]))
+        correct += own[n] == tops[n]
+    return loss, correct, logs, own
+
+
+@compiled
+def masked_lm_gradients(hidden, table, bias, labels, weights, logs, own, gradients):
+    """Write the gradients of the summed loss: by hidden, float32, by table, bf16, and by bias.
+
+    `weights` float32 [N] are 0 behind the positions that have labels.
+    """
+    hidden_gradient, table_gradient, bias_gradient = gradients
+    (positions, size), pieces, part = hidden.shape, len(table), pieces_at_once(len(hidden))
+    blocks = part // ROWS
+    by_columns = zeros(positions // COLUMNS * (size // 2), COLUMNS, WORDS)
+    by_rows = packed_rows(positions, size)
+    pack_columns(hidden, by_columns)
+    pack_rows(hidden, 0, positions, by_rows)
+    logits, tail = zeros(part, positions, logs), zeros(ROWS, size, hidden)
+    softmax, sums = zeros(part, positions, hidden), zeros(ROWS, COLUMNS, logs)
+    turned = zeros(positions * blocks, 32, hidden)  # [N / 32, blocks, 32, 32]
+    packed = packed_rows(part, size)
+    place, by_piece = 0, np.argsort(labels)
+    begin(hidden)
+    for first in range(0, pieces, part):
+        count = min(part, pieces - first)
+        _logits(table, first, count, tail, by_columns, logits)
+        for v in range(count):
+            row, target = address(logits, v * positions), address(softmax, v * positions)
+            bias_gradient[first + v] = powers_row(
+                *(row, load(bias[first + v]) * LOG2_E, address(logs, 0), address(weights, 0)),
+                *(softmax, target, positions),
+            )
+        softmax[count:] = 0
+        while place < len(labels) and labels[by_piece[place]] < first + count:
+            n = by_piece[place]
+            v = labels[n] - first
+            share = (np.float32(2) ** (own[n] - logs[n]) - np.float32(1)) * weights[n]
+            softmax[v, n] = store(share, softmax[v, n])
+            bias_gradient[labels[n]] -= weights[n]
+            place += 1
+        # by the table: softmax [P, N] hidden [N, H]
+        for v in range(0, count, ROWS):
+            a, c = address(softmax, v * positions), address(sums, 0)
+            a_steps, steps = (2 * positions, LINE), positions // 32
+            for h in range(0, size, COLUMNS):
+                b = address(by_rows, h // COLUMNS * by_rows.shape[1] * COLUMNS)
+                add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * COLUMNS, steps, True)
+                target = address(table_gradient, (first + v) * size + h)
+                round_block(c, min(ROWS, count - v), table_gradient, target, 2 * size)
+        # by the hidden states: softmax^T [N, P] table [P, H]
+        pack_rows(table, first, count, packed)
+        for block in range(blocks):
+            for n in range(0, positions, LANES):
+                source = address(softmax, block * ROWS * positions + n)
+                target = ((n // ROWS * blocks + block) * ROWS + n % ROWS) * 32
+                transpose_numbers(source, 2 * positions, address(turned, target), LINE)
+        for h in range(0, size, COLUMNS):
+            b = address(packed, h // COLUMNS * packed.shape[1] * COLUMNS)
+            for n in range(0, positions, ROWS):
+                a, c = address(turned, n * part), address(hidden_gradient, n * size + h)
+                a_steps = LINE, ROWS * LINE
+                add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * size, blocks, first == 0)
+    end(hidden)
