@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bertsmith.base.processes import usable_cores
-from bertsmith.model.kernels.blocks import cpu_features
+from bertsmith.model.kernels.llvm.blocks import cpu_features
 from bertsmith.training.engine import cpu_name
 
 FLAGS = ("avx2", "avx512f", "avxvnni", "avx512vnni", "avx512bf16", "amx-int8", "amx-bf16")

@@ -11,7 +11,7 @@ from bertsmith.checkpoints.model_folder import save_model
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.model.initialization import initialize
-from bertsmith.model.kernels.blocks import integer_dtype
+from bertsmith.model.kernels.llvm.blocks import integer_dtype
 
 from ..tiny import piece_tokenizer
 

@@ -12,7 +12,7 @@ from bertsmith.inference.engines.choice import Trial, deviation, kept_choice, qu
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
-from bertsmith.model.kernels.blocks import integer_dtype
+from bertsmith.model.kernels.llvm.blocks import integer_dtype
 
 from ...tiny import cli, piece_tokenizer, random_model, write
 

@@ -19,7 +19,7 @@ from bertsmith.model.heads import (
     SpanPredictor,
     TokenClassifier,
 )
-from bertsmith.model.kernels.blocks import cpu_features
+from bertsmith.model.kernels.llvm.blocks import cpu_features
 from bertsmith.tasks.features import Features
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.hidden_states import head_outputs, states_at

@@ -21,7 +21,7 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import read_sealed_json, user_folder, write_sealed_json
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.model.kernels.blocks import cpu_features
+from bertsmith.model.kernels.llvm.blocks import cpu_features
 from bertsmith.training.settings import LEAST_GAIN
 
 FEWEST_ROWS = 800  # below, measuring costs more than it saves

@@ -1,6 +1,6 @@
 """Our own engine: a BERT in float32, bf16 or int8 on a CPU, without torch.
 
-Its loops are those of `inference/engines/unpadded_encoder.py`, its letters too.
+Its loops are those of `model/kernels/llvm/unpadded_encoder.py`, its letters too.
 
 Weights are rounded and packed once. Texts are read in their order, without padding, a few hundred
 tokens at once on each core. A text's answer is the same, bit for bit, alone or among others.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,15 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
-from bertsmith.inference.engines.unpadded_encoder import (
+from bertsmith.model.config import ModelConfig
+from bertsmith.model.kernels.llvm.blocks import (
+    COLUMNS,
+    LINE,
+    has_bf16_blocks,
+    in_tiles,
+    integer_dtype,
+)
+from bertsmith.model.kernels.llvm.unpadded_encoder import (
     ROWS,
     Linear,
     Share,
@@ -31,27 +39,16 @@ from bertsmith.inference.engines.unpadded_encoder import (
     dense,
     encode,
     normalize,
-    quantize_rows,
+    stacked,
     token_logits,
 )
-from bertsmith.model.config import ModelConfig
-from bertsmith.model.kernels.blocks import (
-    COLUMNS,
-    LINE,
-    has_bf16_blocks,
-    in_tiles,
-    integer_dtype,
-    packed,
-    zeros,
-)
-from bertsmith.model.kernels.vector_rows import GELU, GELU_TANH, PLAIN
+from bertsmith.model.kernels.llvm.vector_rows import GELU, GELU_TANH, PLAIN
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
 TILED_TOKENS = 64  # of a text that a core takes at least: the weights take as long as 64 tokens
 SHARING = Lock()
-LARGEST = np.float32(127)
 LINEAR, NORMS = ("attention_output", "intermediate", "output"), ("attention_norm", "output_norm")
 HEADS = "pooler.dense", "classifier", "span", "mlm.dense"
 Tensors = Mapping[str, np.ndarray]
@@ -436,27 +433,6 @@ def row_ranges(lengths: np.ndarray, budget: int) -> list[slice]:
             first, total = row, 0
         total += length
     return [*ranges, slice(first, len(lengths))] if len(lengths) else []
-
-
-def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: np.dtype) -> Linear:
-    """The (weight [N, K], bias [N]) of each of `count` layers, for rows of `dtype`."""
-    found: list[np.ndarray] = []
-    for layer, (weight, bias) in enumerate(layers):
-        scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
-        if dtype == np.uint16:
-            matrix = np.empty(weight.shape, dtype)
-            quantize_rows(weight, matrix)
-        elif dtype != np.float32:
-            scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LARGEST
-            matrix = np.rint(weight / scale[:, None]).astype(np.int8)
-            total = matrix.sum(axis=1) * scale
-        own = packed(matrix, dtype), scale, total.astype(np.float32), bias
-        found = found or [
-            zeros(count, array.size, array).reshape(count, *array.shape) for array in own
-        ]
-        for array, values in zip(found, own, strict=True):
-            array[layer] = values
-    return Linear(*found)
 
 
 def head_linear(weight: np.ndarray, bias: np.ndarray) -> Head:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertsmith.base.processes import computing_threads
-from bertsmith.model.kernels.blocks import cpu_features
+from bertsmith.model.kernels.llvm.blocks import cpu_features
 
 if TYPE_CHECKING:
     from bertsmith.training.engine import Engine

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.model.kernels.elementwise import has_kernels, rows, vector
+from bertsmith.model.kernels.llvm.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
 from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorized
-from bertsmith.model.kernels.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
 
 UNUSED = -100  # PyTorch's own label for what does not count
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces

@@ -17,13 +17,14 @@ size, N columns, V pieces, L layers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba.extending import overload
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.blocks import (
+from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
     GROUP,
     ROWS,
@@ -33,9 +34,10 @@ from bertsmith.model.kernels.blocks import (
     end,
     in_tiles,
     meet,
+    packed,
     zeros,
 )
-from bertsmith.model.kernels.vector_rows import (
+from bertsmith.model.kernels.llvm.vector_rows import (
     GELU,
     GELU_TANH,
     PLAIN,
@@ -47,6 +49,8 @@ from bertsmith.model.kernels.vector_rows import (
     scalar_product,
     scale_row,
 )
+
+LEVELS = np.float32(127)  # of a weight, on either side of 0
 
 
 class Linear(NamedTuple):
@@ -364,3 +368,24 @@ def token_logits(x, tokens, bias, logits):
         for r in range(len(x)):
             total = scalar_product(address(x[r], 0), address(row, 0), len(row))
             logits[r, piece] = total + bias[piece]
+
+
+def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: np.dtype) -> Linear:
+    """The (weight [N, K], bias [N]) of each of `count` layers, rounded and packed for such rows."""
+    found: list[np.ndarray] = []
+    for layer, (weight, bias) in enumerate(layers):
+        scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
+        if dtype == np.uint16:
+            matrix = np.empty(weight.shape, dtype)
+            quantize_rows(weight, matrix)
+        elif dtype != np.float32:
+            scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LEVELS
+            matrix = np.rint(weight / scale[:, None]).astype(np.int8)
+            total = matrix.sum(axis=1) * scale
+        own = packed(matrix, dtype), scale, total.astype(np.float32), bias
+        found = found or [
+            zeros(count, array.size, array).reshape(count, *array.shape) for array in own
+        ]
+        for array, values in zip(found, own, strict=True):
+            array[layer] = values
+    return Linear(*found)

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from bertsmith.model.kernels import masked_lm_loss as module
+from bertsmith.model.kernels.llvm.tiled_masked_lm import has_tiled_loss, pieces_at_once
 from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
-from bertsmith.model.kernels.tiled_masked_lm import has_tiled_loss, pieces_at_once
 
-from .harness import error
+from ..harness import error
 
 pytestmark = pytest.mark.skipif(
     not has_tiled_loss(torch.zeros(1, 32, dtype=torch.bfloat16)), reason="no tiles of bf16"

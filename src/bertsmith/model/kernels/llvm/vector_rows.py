@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, errors
 
-from bertsmith.model.kernels.blocks import (
+from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     FLOAT,
     INT,

@@ -24,7 +24,8 @@ from numba.core import cgutils
 from torch import Tensor
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.blocks import (
+from bertsmith.model.kernels.elementwise import rows, vector
+from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     COLUMNS,
     INT,
@@ -41,15 +42,14 @@ from bertsmith.model.kernels.blocks import (
     int64,
     zeros,
 )
-from bertsmith.model.kernels.elementwise import rows, vector
-from bertsmith.model.kernels.numbers import LOG2_E, load, store
-from bertsmith.model.kernels.vector_rows import (
+from bertsmith.model.kernels.llvm.vector_rows import (
     LANES,
     add_powers,
     in_powers,
     powers_row,
     round_block,
 )
+from bertsmith.model.kernels.numbers import LOG2_E, load, store
 
 PIECES = 256  # of the vocabulary at once
 LOGITS = 1 << 17  # of so many the float32 stay in the second cache

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from bertsmith.model.kernels import blocks
-from bertsmith.model.kernels.blocks import (
+from bertsmith.model.kernels.llvm import blocks
+from bertsmith.model.kernels.llvm.blocks import (
     GROUP,
     address,
     begin,

@@ -5,9 +5,9 @@ import pytest
 import torch
 from numba import njit
 
-from bertsmith.model.kernels import vector_rows
-from bertsmith.model.kernels.blocks import address, cpu_features
-from bertsmith.model.kernels.vector_rows import (
+from bertsmith.model.kernels.llvm import vector_rows
+from bertsmith.model.kernels.llvm.blocks import address, cpu_features
+from bertsmith.model.kernels.llvm.vector_rows import (
     GELU,
     GELU_TANH,
     PLAIN,
