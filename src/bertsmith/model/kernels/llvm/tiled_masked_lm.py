@@ -14,6 +14,7 @@ Letters: N masked positions (padded to a multiple of 32), V vocabulary, H hidden
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ from bertsmith.model.kernels.numbers import LOG2_E, load, store
 PIECES = 256  # of the vocabulary at once
 LOGITS = 1 << 17  # of so many the float32 stay in the second cache
 LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
-LN_2 = np.float64(np.log(2))
+LN_2 = math.log(2)
 WORDS = np.zeros(1, np.uint32)
 PAIRS, HALVES = ir.VectorType(INT, LANES), ir.VectorType(SHORT, LANES)
 
@@ -81,11 +82,13 @@ class TiledMaskedLMLoss(torch.autograd.Function):
         count, size = hidden_NH.shape
         hidden = torch.zeros(-(-count // ROWS) * ROWS, size, dtype=torch.bfloat16)
         hidden[:count] = hidden_NH
-        table, labels, weights = table_VH.bfloat16(), labels_N.numpy(), weights_N.numpy()
+        table, labels = table_VH.bfloat16().contiguous(), labels_N.numpy()
         found = sums_of_exponentials(rows(hidden), rows(table), vector(bias_V), labels)
-        loss, correct, ctx.logs, ctx.own = summed_loss(*found, weights)
+        ctx.logs, ctx.own, _ = found
         ctx.count, ctx.table_type, ctx.labels = count, table_VH.dtype, labels
         ctx.save_for_backward(hidden, table, bias_V, weights_N)
+        logs, own, tops = (line[:count].astype(np.float64) for line in found)
+        loss, correct = LN_2 * (weights_N.numpy() @ (logs - own)), (own == tops).sum()
         ctx.mark_non_differentiable(number := torch.tensor(correct))
         return torch.tensor(loss, dtype=torch.float32), number
 
@@ -283,16 +286,6 @@ def sums_of_exponentials(hidden, table, bias, labels):
         starts[:] = tops
     end(hidden)
     return np.log2(totals) + starts, own, tops
-
-
-@compiled
-def summed_loss(logs, own, tops, weights):
-    """(Weighted sum of the losses in nats, how many labels had the largest logit, logs, own)."""
-    loss, correct = 0.0, 0
-    for n in range(len(weights)):
-        loss += weights[n] * (LN_2 * (np.float64(logs[n]) - own[n]))
-        correct += own[n] == tops[n]
-    return loss, correct, logs, own
 
 
 @compiled
