@@ -1,5 +1,6 @@
-"""The native engine beside PyTorch: the same in float32, near in int8, and alone as in company."""
+"""The native engine beside PyTorch: the same in float32, near in bf16 and int8, alone or not."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -137,6 +138,55 @@ def test_threads_that_share_a_text_give_its_bits(monkeypatch, precision, tokens)
             assert np.array_equal(found, expected)
 
 
+def test_a_model_of_one_thread_computes_in_the_callers(monkeypatch):
+    monkeypatch.setattr(native, "workers", pytest.fail)
+    ours = NativeModel.make(made(PreTrainingModel)[1], CONFIG, "float32", 1)
+    texts = some_texts()
+    parts = list(ours.map(texts, lambda model, rows: np.full(len(rows), threading.get_ident())))
+    assert len(parts) > 1 and sum(count for count, _ in parts) == len(texts)
+    assert {ident for _, own in parts for ident in own} == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("failing", [0, 5])
+def test_rows_that_fail_or_are_not_wanted_leave_the_workers_free(failing):
+    ours = NativeModel.make(made(PreTrainingModel)[1], CONFIG, "float32", 2)
+    texts, seen = some_texts(300), []
+
+    def compute(model, part):
+        seen.append(part)
+        if len(seen) > failing:
+            raise MemoryError
+        return part
+
+    with pytest.raises(MemoryError):
+        list(ours.map_ranges(texts, compute))
+    seen.clear()
+    began = ours.map_ranges(texts, lambda model, part: part)
+    next(began)
+    began.close()
+    assert len(ours.vectors(texts, "mean")) == 300
+
+
+def test_a_forked_process_has_workers_and_a_lock_of_its_own(monkeypatch):
+    monkeypatch.setattr(native, "SHARING", native.Lock())
+    before, held = native.workers(2), native.SHARING
+    with held:
+        native.begin_anew()
+    assert native.workers(2) is not before and not native.SHARING.locked()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weights_may_lie_in_any_order(precision):
+    if why_not(CONFIG, precision):
+        pytest.skip(why_not(CONFIG, precision))
+    tensors, texts = made(SequenceClassifier)[1], some_texts()
+    turned = {name: np.asfortranarray(array) for name, array in tensors.items()}
+    found, expected = (
+        NativeModel.make(own, CONFIG, precision, 1).outputs(texts) for own in (turned, tensors)
+    )
+    assert (found == expected).all()
+
+
 def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch):
     def encode(*given):
         share = given[-1]
@@ -155,11 +205,15 @@ def test_a_thread_that_fails_leaves_nobody_waiting(monkeypatch):
 
 ANSWER = """
 import hashlib, numpy as np
-from tests.inference.engines.test_native import NativeModel, PreTrainingModel, made, some_texts
+from tests.inference.engines.test_native import (
+    PRECISIONS, NativeModel, PreTrainingModel, made, some_texts, why_not
+)
 from bertsmith.model.config import ModelConfig
 config = ModelConfig(300, 384, 2, 6, 768, max_positions=160)
 tensors, texts = made(PreTrainingModel, config)[1], some_texts()
 for precision in PRECISIONS:
+    if why_not(config, precision):
+        continue
     model = NativeModel.make(tensors, config, precision, 2)
     found = [model.run(texts, NativeModel.token_states)]
     found += [row for _, row in model.piece_logits(texts, texts.boundaries[:-1])]

@@ -47,7 +47,7 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
 
 TOKENS_AT_ONCE = 384  # a core's; its numbers stay in the caches
-TILED_TOKENS = 64  # of a text that a core takes at least: the weights take as long as 64 tokens
+TILED_TOKENS = 64  # that a core takes first: reading the weights takes as long
 SHARING = Lock()
 LINEAR, NORMS = ("attention_output", "intermediate", "output"), ("attention_norm", "output_norm")
 HEADS = "pooler.dense", "classifier", "span", "mlm.dense"
@@ -115,7 +115,7 @@ class NativeModel:
     def make(
         cls, tensors: Tensors, config: ModelConfig, precision: str, threads: int
     ) -> NativeModel:
-        """Quantize and pack a model that `why_not` has nothing against."""
+        """Round and pack a model that `why_not` has nothing against."""
         dtype = row_dtype(config, precision)
 
         def named(name: str) -> Iterator[np.ndarray]:  # a layer at a time, which frees the last
@@ -176,7 +176,7 @@ class NativeModel:
 
         Of text r they are rows[reads[r]:reads[r + 1]], numbers of tokens in rising order.
         `all_layers` gives [L + 1, T, H], and reads all tokens. The model's threads share the
-        tokens, in eights.
+        tokens.
 
         Errors: ValueError for a row of more tokens than the model knows positions.
         """
@@ -186,8 +186,9 @@ class NativeModel:
         layers, tokens = len(self.weights.output_norm), len(features.ids)
         shape = (layers, tokens, self.config.hidden_size) if all_layers else (0, 0, 0)
         states = np.empty(shape, np.float32)
-        few = TILED_TOKENS if in_tiles(self.dtype) else 8  # `block` takes 8 at once
-        own = -(-tokens // (few * self.threads)) * few
+        tiled = in_tiles(self.dtype)
+        unit, least = (ROWS, TILED_TOKENS) if tiled else (8, 8)  # that `block` takes at once
+        own = max(least, -(-tokens // (unit * self.threads)) * unit)
         firsts = range(0, tokens, own)
         shape = min(2, len(firsts)), tokens, 2 * self.config.hidden_size
         is_exact = self.dtype == np.float32 or not has_bf16_blocks()
@@ -195,9 +196,9 @@ class NativeModel:
         shared = key_value, np.zeros(1, np.int64), len(firsts)
 
         def compute(first: int) -> np.ndarray:
-            share = Share(first, min(first + own, tokens), *shared)
-            begin, end = np.searchsorted(rows, share[:2])
-            with freed(share.arrived):
+            with freed(shared[1]):
+                share = Share(first, min(first + own, tokens), *shared)
+                begin, end = np.searchsorted(rows, share[:2])
                 return encode(
                     features.ids,
                     features.token_types,
@@ -371,8 +372,9 @@ class NativeModel:
         """
         share = -(-int(features.lengths.sum()) // self.threads)
         parts = row_ranges(features.lengths, min(TOKENS_AT_ONCE, share))
-        if len(parts) == 1:
-            yield len(features), compute(self, parts[0])
+        if len(parts) == 1 or self.threads == 1:  # in the caller's, which are several in a server
+            for part in parts:
+                yield part.stop - part.start, compute(self, part)
             return
         alone, pool = replace(self, threads=1), workers(self.threads)
         begun = ((part, pool.submit(compute, alone, part)) for part in parts)
@@ -393,8 +395,15 @@ def workers(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "bertsmith")
 
 
+def begin_anew() -> None:
+    """Forget the threads, which a child of a fork has not, and what they hold."""
+    global SHARING
+    workers.cache_clear()
+    SHARING = Lock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=workers.cache_clear)  # a child has none of the threads
+    os.register_at_fork(after_in_child=begin_anew)
 
 
 @contextmanager

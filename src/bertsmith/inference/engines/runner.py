@@ -1,8 +1,8 @@
 """A model folder's models, each read when it is first needed, and run by the engine that fits.
 
 On a CPU that is our own engine (`native.py`), for models that it can read; PyTorch (`pytorch.py`)
-runs the others and GPUs; it is imported when it is needed. ONNX
-Runtime and OpenVINO (`exported.py`) run what was exported, if they are named or measure quickest.
+runs the others and GPUs; it is imported when it is needed. ONNX Runtime and OpenVINO
+(`exported.py`) run what was exported, if they are named or measure quickest.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The logits of a block become their own gradient in place: one product makes them, one pass over
 them takes softmax and loss, two products carry them back. The logits of all positions, by far the
-largest tensor of a small model's step, are never stored.
+largest tensor of a small model's step, are never stored. With AMX `llvm/tiled_masked_lm.py` does
+it instead.
 
 Elsewhere than on a CPU PyTorch's operators do the same. There shapes do not depend on how many
 positions were masked (an unused slot has the label -100), and the vocabulary is padded to whole

@@ -73,11 +73,23 @@ def test_a_late_piece_may_be_far_above_the_first_ones():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_not_hidden(bad):
-    (hidden, table, bias), labels, weights = inputs(40, 32, 700)
-    hidden[3, 4], weights[3] = bad, 1
-    loss, _ = masked_lm_loss(hidden.requires_grad_(), table, bias, labels, weights)
+@pytest.mark.parametrize("where", range(3))
+def test_what_is_not_finite_is_not_hidden(bad, where):
+    leaves, labels, weights = inputs(40, 32, 700)
+    leaves[where][3], weights[3], labels[labels == 3] = bad, 1, 4
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    loss, _ = masked_lm_loss(*leaves, labels, weights)
     assert not math.isfinite(loss.item())
+    loss.backward()
+    assert not leaves[0].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("label", [-100, 700])
+def test_a_label_is_a_piece(label):
+    leaves, labels, weights = inputs(40, 32, 700)
+    labels[7] = label
+    with pytest.raises(AssertionError):
+        masked_lm_loss(*leaves, labels, weights)
 
 
 def test_a_float32_table_has_a_float32_gradient():

@@ -83,10 +83,11 @@ class TiledMaskedLMLoss(torch.autograd.Function):
         hidden = torch.zeros(-(-count // ROWS) * ROWS, size, dtype=torch.bfloat16)
         hidden[:count] = hidden_NH
         table, labels = table_VH.bfloat16().contiguous(), labels_N.numpy()
+        assert labels.min() >= 0 and labels.max() < len(table)  # the loops look at no bounds
         found = sums_of_exponentials(rows(hidden), rows(table), vector(bias_V), labels)
         ctx.logs, ctx.own, _ = found
-        ctx.count, ctx.table_type, ctx.labels = count, table_VH.dtype, labels
-        ctx.save_for_backward(hidden, table, bias_V, weights_N)
+        ctx.count, ctx.table_type = count, table_VH.dtype
+        ctx.save_for_backward(hidden, table, bias_V, labels_N, weights_N)
         logs, own, tops = (line[:count].astype(np.float64) for line in found)
         loss, correct = LN_2 * (weights_N.numpy() @ (logs - own)), (own == tops).sum()
         ctx.mark_non_differentiable(number := torch.tensor(correct))
@@ -94,12 +95,13 @@ class TiledMaskedLMLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        hidden, table, bias_V, weights_N = ctx.saved_tensors
+        hidden, table, bias_V, labels_N, weights_N = ctx.saved_tensors
         by_hidden, by_table = torch.zeros(hidden.shape), torch.empty_like(table)
         by_bias, weights = torch.empty(len(table)), np.zeros(len(hidden), np.float32)
         weights[: ctx.count] = weights_N * gradients[0]
         masked_lm_gradients(
-            *(rows(hidden), rows(table), vector(bias_V), ctx.labels, weights, ctx.logs, ctx.own),
+            *(rows(hidden), rows(table), vector(bias_V), labels_N.numpy()),
+            *(weights, ctx.logs, ctx.own),
             (by_hidden.numpy(), rows(by_table), by_bias.numpy()),
         )
         by_hidden = by_hidden[: ctx.count].bfloat16()

@@ -5,8 +5,9 @@ each column of a weight by its own, w = column_scale r, r from -127 to 127, so t
 
     x w + bias = scale column_scale (q r) + (low sum(w) + bias)
 
-with q r summed exactly in integers. Bias, GELU, residual and LayerNorm follow in the same pass over
-32 rows, and the next row's range with them. In float32 the same loops run with scale 1 and low 0.
+with q r summed exactly in integers. Bias, GELU and residual follow in the same pass over a block
+of 32 x 32, LayerNorm and the next row's range when some rows are complete. In float32 and bf16 the
+same loops run with scale 1 and low 0.
 A text's answer depends on that text alone: the same bits in any company, and in every process,
 as nothing here lets LLVM choose the order of a sum.
 
@@ -57,8 +58,8 @@ class Linear(NamedTuple):
     """A matrix a layer, all N columns of all L layers."""
 
     weight: np.ndarray  # [L, N K], see `packed`
-    scale: np.ndarray  # float32 [L, N]: 1 in float32
-    total: np.ndarray  # float32 [L, N]: of a column's weights, as quantized; 0 in float32
+    scale: np.ndarray  # float32 [L, N]: 1 in floats
+    total: np.ndarray  # float32 [L, N]: of a column's weights, as quantized; 0 in floats
     bias: np.ndarray  # float32 [L, N]
 
 
@@ -287,8 +288,8 @@ def encode(ids, types, starts, rows, reads, weights, heads, eps, gelu, like, sta
     """Last hidden states, float32 [Q, H], of the tokens `rows` (ascending) of this thread's share.
 
     Text t is ids[starts[t]:starts[t + 1]], of which rows[reads[t]:reads[t + 1]] are read, counted
-    from the first token of the share. `like` is an array of the dtype of quantized rows. `states`
-    [L, T, H], if not empty, is given the hidden states before each layer.
+    from the first token of the share. `like` is an array of the dtype of rows as they are
+    multiplied. `states` [L, T, H], if not empty, is given the hidden states before each layer.
     """
     begun, tokens = share.first, share.last - share.first
     size, wide = weights.tokens.shape[1], weights.intermediate.bias.shape[1]
@@ -377,7 +378,7 @@ def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: 
         scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
         if dtype == np.uint16:
             matrix = np.empty(weight.shape, dtype)
-            quantize_rows(weight, matrix)
+            quantize_rows(np.ascontiguousarray(weight, np.float32), matrix)
         elif dtype != np.float32:
             scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LEVELS
             matrix = np.rint(weight / scale[:, None]).astype(np.int8)

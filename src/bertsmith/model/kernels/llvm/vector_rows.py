@@ -87,8 +87,8 @@ def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
 
 
 def _power_of_two(builder: Any, x: Any) -> Any:
-    """2^x of 16 numbers up to 1; below 2^-127 it is 0."""
-    x = _larger(builder, x, _constants(LOWEST))
+    """2^x of 16 numbers below 127; up to -127 it is 0. Not a number stays so."""
+    x = builder.select(builder.fcmp_ordered("<", x, _constants(LOWEST)), _constants(LOWEST), x)
     rounded = builder.fadd(x, _constants(ROUND))
     part = builder.fsub(x, builder.fsub(rounded, _constants(ROUND)))
     shift = ir.Constant(INTEGERS, [23] * LANES)
@@ -184,7 +184,7 @@ def exponential_row(context, row, length, scale, like, target):
     """exp(scale (x - max x)) of `length` numbers at an address; 1 / their sum, of softmax.
 
     The target's dtype is that of the array `like`; it may be the row. There must be room up to a
-    multiple of 16 in both; what is there becomes 0.
+    multiple of 32 in both; what is there becomes 0.
     """
 
     def code(context, builder, signature, arguments):
@@ -219,7 +219,9 @@ def exponential_row(context, row, length, scale, like, target):
 
         with cgutils.for_range(builder, last) as loop:
             finish(exponential(loop.index), loop.index)
-        finish(builder.select(outside, zero, exponential(last)), last)
+        power = builder.select(outside, zero, exponential(last))
+        _store(builder, zero, target, builder.or_(last, int64(1)), signature.args[3])
+        finish(power, last)
         return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
 
     return types.float32(ADDRESS, types.int64, types.float32, like, ADDRESS), code
