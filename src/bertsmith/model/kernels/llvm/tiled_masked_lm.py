@@ -68,7 +68,7 @@ def has_tiled_loss(hidden_NH: Tensor) -> bool:
 
 
 class TiledMaskedLMLoss(torch.autograd.Function):
-    """As `masked_lm_loss`; hidden bf16. A table that is not is copied."""
+    """`masked_lm_loss` of bf16 hidden states. A table that is not bf16 is copied."""
 
     @staticmethod
     def forward(

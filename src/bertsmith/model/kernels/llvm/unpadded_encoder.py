@@ -136,7 +136,7 @@ def _rows_at_once(rows):
 
 
 def hidden_rows(line: Any, rows: Any) -> Any:
-    """Where GELU's numbers go: to `line`, to be quantized, or straight to the rows."""
+    """The target of GELU's numbers: `line`, to be quantized, or the rows themselves."""
 
 
 @overload(hidden_rows, inline="always")

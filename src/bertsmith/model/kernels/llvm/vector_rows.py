@@ -241,7 +241,7 @@ def in_powers(context, x, shift):
 
 @emitted
 def add_powers(context, column, step, shifts, count, start, top, total):
-    """Of 16 columns: top = max(top, x), total += 2^(x - start), of x = LOG2_E number + its shift.
+    """top = max(top, x), total += 2^(x - start) of 16 columns, x = LOG2_E number + its row's shift.
 
     All but `step`, in bytes from row to row, and `count` of rows are addresses.
     """
