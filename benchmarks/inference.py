@@ -30,7 +30,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -128,7 +128,8 @@ class Process:
 
     def ask(self, command: str) -> Any:
         assert self.process.stdin is not None
-        print(command, file=self.process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended, and `answer` says so
+            print(command, file=self.process.stdin, flush=True)
         return self.answer()
 
     def answer(self) -> Any:
@@ -137,12 +138,13 @@ class Process:
         if not line:
             self.process.wait()
             said = self.log.read_text(errors="replace").strip().splitlines() or ["nothing said"]
-            raise SystemExit(said[-1][:300])
+            raise SystemExit(f"{self.name} ended: {said[-1][:300]}")
         return json.loads(line)
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended before
+            self.process.stdin.close()
         self.process.wait()
 
 

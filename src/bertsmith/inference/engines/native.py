@@ -372,7 +372,7 @@ class NativeModel:
         """
         share = -(-int(features.lengths.sum()) // self.threads)
         parts = row_ranges(features.lengths, min(TOKENS_AT_ONCE, share))
-        if len(parts) == 1 or self.threads == 1:  # in the caller's, which are several in a server
+        if len(parts) == 1 or self.threads == 1:  # in the caller's thread: a server has several
             for part in parts:
                 yield part.stop - part.start, compute(self, part)
             return

@@ -33,7 +33,7 @@ from bertsmith.base.jit import compiled
 
 COLUMNS, ROWS = 32, 32  # of a block
 GROUP = {"uint8": 4, "int8": 4, "int16": 2, "uint16": 2, "float32": 1}  # G by the rows' dtype
-LINE = 64  # bytes of the cache, and of a tile's row: AMX takes multiples of them from a row of a
+LINE = 64  # bytes of a line of the cache, and of a tile's row: with AMX rows of a are multiples
 BYTE, INT, WIDE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, SHORT, NOTHING = ir.FloatType(), ir.IntType(16), ir.VoidType()
 POINTER = BYTE.as_pointer()

@@ -51,6 +51,7 @@ from bertsmith.model.kernels.llvm.vector_rows import (
     scale_row,
 )
 
+FLOATS = "float32", "uint16"  # the latter bf16's bits
 LEVELS = np.float32(127)  # of a weight, on either side of 0
 
 
@@ -108,7 +109,7 @@ def sums_like(rows: Any) -> Any:
 
 @overload(sums_like, inline="always")
 def _sums_like(rows):
-    number = np.float32 if rows.dtype.name in ("float32", "uint16") else np.int32
+    number = np.float32 if rows.dtype.name in FLOATS else np.int32
     return lambda rows: np.empty(1, number)
 
 
@@ -118,7 +119,7 @@ def is_quantized(rows: Any) -> Any:
 
 @overload(is_quantized, inline="always")
 def _is_quantized(rows):
-    answer = rows.dtype.name not in ("float32", "uint16")
+    answer = rows.dtype.name not in FLOATS
     return lambda rows: answer
 
 
@@ -141,7 +142,7 @@ def hidden_rows(line: Any, rows: Any) -> Any:
 
 @overload(hidden_rows, inline="always")
 def _hidden_rows(line, rows):
-    if rows.dtype.name in ("float32", "uint16"):
+    if rows.dtype.name in FLOATS:
         return lambda line, rows: rows
     return lambda line, rows: line
 
@@ -195,12 +196,10 @@ def quantize(line, rows, number):
 
 
 @compiled
-def quantize_rows(lines, rows):
-    """`quantize` of all lines [N, K]; their scales and lows, [2, N]."""
-    ranges = np.empty((2, len(lines)), np.float32)
+def round_rows(lines, rows):
+    """Write float32 lines [N, K] as rows of bf16."""
     for number in range(len(lines)):
-        ranges[0, number], ranges[1, number] = quantize(lines[number], rows, number)
-    return ranges
+        quantize(lines[number], rows, number)
 
 
 @compiled
@@ -253,7 +252,7 @@ def attention(query, reads, key_value, starts, heads, context):
     width = (longest + COLUMNS - 1) // COLUMNS * COLUMNS
     units = key_value.view(np.uint32)  # of G numbers: [T, 2 H / G]
     keys, values = zeros(half, width, units), zeros(width // of_unit, head, units)
-    scores, shares = zeros(ROWS, width, context), zeros(ROWS, width, query)
+    scores, exponentials = zeros(ROWS, width, context), zeros(ROWS, width, query)
     factors = np.empty(ROWS, np.float32)
     item, whole = query.itemsize, 1 if of_unit == 1 else COLUMNS  # AMX reads 32 numbers at once
     for text in range(len(starts) - 1):
@@ -268,13 +267,13 @@ def attention(query, reads, key_value, starts, heads, context):
             pack_values(values, key_value, first, length, size + column)
             for start in range(reads[text], reads[text + 1], ROWS):
                 count = min(ROWS, reads[text + 1] - start)
-                a, p = address(query, start * size + column), address(shares, 0)
+                a, p = address(query, start * size + column), address(exponentials, 0)
                 for n in range(0, length, COLUMNS):
                     b, c = address(keys, n), address(scores, n)
                     block(query, a, item * size, b, 4 * width, c, 4 * width, half, count)
                 for r in range(count):
-                    row, target = address(scores, r * width), address(shares, r * width)
-                    factors[r] = exponential_row(row, length, scale, shares, target)
+                    row, target = address(scores, r * width), address(exponentials, r * width)
+                    factors[r] = exponential_row(row, length, scale, exponentials, target)
                 groups = (length + whole - 1) // whole * whole // of_unit
                 for d in range(0, head, COLUMNS):
                     b, c = address(values, d), address(context, start * size + column + d)
@@ -378,7 +377,7 @@ def stacked(layers: Iterable[tuple[np.ndarray, np.ndarray]], count: int, dtype: 
         scale, total, matrix = np.ones(len(weight), np.float32), np.zeros(len(weight)), weight
         if dtype == np.uint16:
             matrix = np.empty(weight.shape, dtype)
-            quantize_rows(np.ascontiguousarray(weight, np.float32), matrix)
+            round_rows(np.ascontiguousarray(weight, np.float32), matrix)
         elif dtype != np.float32:
             scale = np.maximum(np.abs(weight).max(axis=1), 1e-20) / LEVELS
             matrix = np.rint(weight / scale[:, None]).astype(np.int8)
