@@ -18,6 +18,7 @@ from bertsmith.experiments.paper.experiment import (
 from bertsmith.experiments.paper.verdicts import held, paired_p
 from bertsmith.experiments.paper.work import Work, find_data
 from bertsmith.tasks.task import find_task
+from bertsmith.training.finetuning.settings import DEEPEST
 from bertsmith.training.settings import Machine
 
 from ..tiny import ANIMALS, PLACES, cli, python, refused, write
@@ -297,7 +298,9 @@ def test_the_experiments_that_come_along(name):
         experiment = read_experiment(name, scale)
         work = Work(scale, experiment.scale, [], {}, (), experiment.points, root=None)
         for variant in experiment.variants:
-            assert work.config(variant).num_layers
+            columns = experiment.columns_of(variant)
+            least = DEEPEST if any(column.is_features for column in columns) else 1
+            assert work.config(variant).num_layers >= least
             budgets = {"steps", "tokens", "minutes"} & work.pretrain_settings(variant).keys()
             assert len(budgets) == 1
 
@@ -383,6 +386,7 @@ def test_a_budget_takes_the_place_of_another():
         ),
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
+        (('"4x64"', '"3x64"'), "Masked: 3 layers, but Table 7 reads the last four"),
     ],
 )
 def test_mistakes_in_a_file(files, tmp_path, change, message):

@@ -104,20 +104,20 @@ def test_muon_moves_the_layers_and_adamw_the_rest():
         for parameter in one.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=draws)
         for group in optimizer.param_groups:
-            group["lr"] = 0.02  # the loop sets the rate so; both halves must see it
+            group["lr"] = 0.02 * group.get("rate_scale", 1.0)  # as the loop does
         optimizer.step()
     theirs, start = dict(plain.named_parameters()), dict(small_model().named_parameters())
     for name, parameter in model.named_parameters():
         if "layers" not in name or parameter.ndim != 2:
             assert torch.equal(parameter, theirs[name]), name
             continue
-        # w (1 - rate decay) - rate 0.2 sqrt(longer side) U p(p(p(S / |S|))) V^T
+        # w (1 - rate decay) - rate 0.2 sqrt(longer side) U p(p(p(S / |S|))) V^T, at twice the rate
         left, values, right = np.linalg.svd(parameter.grad.double().numpy(), full_matrices=False)
         values /= np.linalg.norm(values)
         for _ in range(3):
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
-        step = 0.02 * 0.2 * max(parameter.shape) ** 0.5 * (left * values) @ right
-        wanted = start[name].detach().numpy() * (1 - 0.02 * 0.1) - step
+        step = 0.04 * 0.2 * max(parameter.shape) ** 0.5 * (left * values) @ right
+        wanted = start[name].detach().numpy() * (1 - 0.04 * 0.1) - step
         np.testing.assert_allclose(parameter.detach().numpy(), wanted, atol=1e-6)
 
 

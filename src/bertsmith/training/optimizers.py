@@ -18,7 +18,7 @@ LAYER = re.compile(r"encoder\.(?:left\.|right\.)?layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
 READER_RATE = 10.0  # of a BiLSTM that begins at random weights over a model that does not
-MOMENTUM = 0.95  # of Muon
+MOMENTUM, MUON_RATE = 0.95, 2.0  # of Muon; its rate, in AdamW's
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
@@ -92,7 +92,7 @@ class Lamb(Optimizer):
 
 
 class Muon(Eager):
-    """Muon for the groups with `orthogonal` True, AdamW for the others; one rate for both.
+    """Muon for the groups with `orthogonal` True, AdamW for the others.
 
     Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by its momentum made
     orthogonal; the step is scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982). With
@@ -213,8 +213,9 @@ def build_optimizer(
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected; "paper-adam": without the correction; "lamb": for batches of
-    thousands of rows; "muon": the layers' matrices by Muon, all else by AdamW. The first two take a
-    `layer_decay` and a `reader_rate` (`layer_groups`).
+    thousands of rows; "muon": the layers' matrices by Muon, at twice the rate, all else by AdamW.
+    The first two take a `layer_decay` and a `reader_rate` (`layer_groups`). A group's "rate_scale"
+    is for the loop, which sets the rates.
 
     Errors: ValueError for an unknown kind.
     """
@@ -238,7 +239,8 @@ def build_optimizer(
         inner = [weight for weight in decayed["params"] if id(weight) in matrices]
         outer = [weight for weight in decayed["params"] if id(weight) not in matrices]
         groups = [
-            {**decayed, "params": inner, "orthogonal": True},
+            # tables at twice AdamW's rate, too, cost comparisons of two texts (docs/design/lab.md)
+            {**decayed, "params": inner, "orthogonal": True, "rate_scale": MUON_RATE},
             {**decayed, "params": outer},
             plain,
         ]

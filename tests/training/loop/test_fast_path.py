@@ -41,7 +41,7 @@ def engine_of(precision, workers):
 def recipe_of(name):
     """The recipe "fast" as it is shipped, or the paper's rows and GELU at a steady rate; small."""
     if name == "fast":
-        as_chosen = {"optimizer": "muon", "learning_rate": default_rate(64, "muon")}
+        as_chosen = {"optimizer": "muon", "learning_rate": default_rate(64)}
         return replace(read_recipe("fast"), **as_chosen, **SMALL, **LINES)
     start = {"init_scheme": "paper", "initializer_range": 0.1}
     steady = {"learning_rate": 1e-3, "schedule": "constant", "warmup_ratio": 0.0}

@@ -41,7 +41,7 @@ from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.engine import choose_engine
-from bertsmith.training.finetuning.feature_tagger import feature_table
+from bertsmith.training.finetuning.feature_tagger import check_depth, feature_table
 from bertsmith.training.finetuning.run import SCORES_FILE, train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings, FrozenSettings, Provenance
 from bertsmith.training.finetuning.task_types import TASK_TYPES
@@ -348,7 +348,7 @@ class Work:
         made_of = {**data.made_of, **origin, "settings": settings, "seed": seed}
         made_of["precision"] = self.precision
         kept = RESULT_FILE, SCORES_FILE
-        epochs, rows = settings.get("epochs", 3), self.scale.train_examples or 10_000
+        epochs, rows = settings.get("epochs") or 3, self.scale.train_examples or 10_000
         length = 128 if task.task_type in ("answer", "tag") else TYPICAL_LENGTH
         flops = training_flops(self.config(variant), math.ceil(epochs * rows), length, length, 0)
         label = label_of(inputs, origin, task, seed)
@@ -356,6 +356,7 @@ class Work:
 
     def _tagging(self, variant: Variant, data: TaskData, seed: int) -> Cell:
         """All rows of Table 7 of a seed; the encoder's states are computed once for them."""
+        check_depth(variant.title, self.config(variant).num_layers)
         folder, origin, inputs = self.start(variant)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
         own = from_mapping(FrozenSettings, {**settings, **self._machine}, "features")

@@ -197,6 +197,12 @@ def train_row(
     return fit(task, optimizer, loop, engine, folder)
 
 
+def check_depth(model: str, num_layers: int) -> None:
+    """Errors: ValueError for fewer layers than the rows read."""
+    if num_layers < DEEPEST:
+        raise ValueError(f"{model}: {num_layers} layers, but Table 7 reads the last four")
+
+
 def feature_table(
     folder: Path,
     data: dict[str, Sentences],
@@ -218,8 +224,7 @@ def feature_table(
     for name in rows:
         if name not in ROWS:
             raise ValueError(f"unknown row '{name}': known are {', '.join(ROWS)}")
-    if config.num_layers < DEEPEST:
-        raise ValueError(f"{folder}: {config.num_layers} layers, but Table 7 reads the last four")
+    check_depth(str(folder), config.num_layers)
     if settings.max_length > config.max_positions:
         raise ValueError(
             f"`max_length={settings.max_length}`: the model knows {config.max_positions} positions"

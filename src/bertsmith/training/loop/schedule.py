@@ -81,18 +81,16 @@ def learning_rate(progress: float, peak: float, warmup: float, kind: str) -> flo
     return peak * left
 
 
-def default_rate(hidden_size: int, optimizer: str = "adamw") -> float:
-    """Peak learning rate: 0.256 / H, at most 2e-3; for Muon twice as much.
+def default_rate(hidden_size: int) -> float:
+    """Peak learning rate: 0.256 / H, at most 2e-3.
 
     1 / H as Yang et al. 2022 (arXiv 2203.03466) find for hidden matrices; the constant is ours
     (docs/how-to/pretrain.md): mini learns well at 1e-3, small only at 5e-4.
 
     >>> [default_rate(hidden_size) for hidden_size in (64, 128, 256, 512)]
     [0.002, 0.002, 0.001, 0.0005]
-    >>> default_rate(256, "muon")
-    0.002
     """
-    return min(2e-3, 0.256 / hidden_size) * (2 if optimizer == "muon" else 1)
+    return min(2e-3, 0.256 / hidden_size)
 
 
 def warmup_share(budget: Budget, warmup: float, warmup_steps: int | None = None) -> float:

@@ -137,7 +137,7 @@ def pretrain(
         network = start_model(store.tokenizer, settings, origin, store.unigram_counts)
         shard_(network.to(engine.device), engine.ranks, engine.device)
         hidden_size = network.config.one_direction.hidden_size
-        rate = settings.learning_rate or default_rate(hidden_size, settings.optimizer)
+        rate = settings.learning_rate or default_rate(hidden_size)
         settings = replace(settings, learning_rate=rate)
         tasks = pretraining_tasks(network, store, settings, engine)
         optimizer = build_optimizer(network, settings.optimizer, rate, settings.weight_decay)
