@@ -231,7 +231,10 @@ class Work:
 
     def pretrain_settings(self, variant: Variant) -> dict[str, Any]:
         """The keywords of its pre-training: the scale's, changed by the variant's."""
-        settings = overridden(self.scale.pretrain, variant.pretrain)
+        shared = dict(self.scale.pretrain)
+        if variant.pretrain.get("objective", "").startswith("ltr"):
+            shared.pop("mlm_probability", None)  # it masks nothing
+        settings = overridden(shared, variant.pretrain)
         if self.scale_name in variant.sizes:
             settings["size"] = variant.sizes[self.scale_name]
         for budget in ("steps", "tokens", "minutes"):
