@@ -141,7 +141,7 @@ class PretrainOptimization(Optimization):
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate. Default: 0.256 / hidden size, at most 2e-3, which is 1e-3 for mini and
-    3.3e-4 for base; muon moves the layers' matrices at twice the rate."""
+    3.3e-4 for base; muon doubles it in the layers."""
     schedule: Literal["linear", "cosine", "constant", "paper"] = "linear"
     """How the rate goes on from the peak: to 0 in a line or along a cosine, not at all, or as in
     google-research/bert, with a drop after warm-up."""
