@@ -34,9 +34,15 @@ vocab_size = 65
 seeds = {seeds}
 train_examples = 40
 dev_examples = 30
-pretrain = {{ size = "4x64", steps = 6, batch_size = 8, max_length = 32, checkpoint_every = 3, mlm_probability = 0.2 }}
 finetune = {{ epochs = 2, max_length = 32 }}
 finetune_own = {{ learning_rate = 2e-3 }}
+[nano.pretrain]
+size = "4x64"
+steps = 6
+batch_size = 8
+max_length = 32
+checkpoint_every = 3
+mlm_probability = 0.2
 [nano.features]
 epochs = 1
 hidden_size = 8
