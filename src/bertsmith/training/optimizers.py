@@ -18,7 +18,8 @@ LAYER = re.compile(r"encoder\.(?:left\.|right\.)?layers\.(\d+)\.")
 OPTIMIZERS = ("adamw", "paper-adam", "lamb", "muon")
 BETAS, EPS = (0.9, 0.999), 1e-6  # the paper's
 READER_RATE = 10.0  # of a BiLSTM that begins at random weights over a model that does not
-MOMENTUM, MUON_RATE = 0.95, 2.0  # of Muon; its rate, in AdamW's
+MOMENTUM = 0.95  # of Muon
+MUON_RATE = 2.0  # times that of AdamW
 SETTLED_STEP = 1e9  # beta ** SETTLED_STEP is 0, and float32 cannot count on from here
 
 
