@@ -243,6 +243,24 @@ def test_what_does_not_build_on_a_failure_is_done(tmp_path):
     assert not bad.folder(tmp_path).exists() and not lost.folder(tmp_path).exists()
 
 
+def test_what_failed_here_may_be_done_elsewhere(tmp_path):
+    """A machine without the memory for a cell goes on with what another one made of it."""
+    calls = []
+
+    def make(folder):
+        calls.append(folder.name.split("-")[1])
+        if calls == ["large"]:
+            raise RuntimeError("no memory")
+        if calls[-1] == "meanwhile":
+            replace(large).compute(tmp_path)  # another process does it
+        write_json(folder / "result.json", {})
+
+    large, meanwhile = (Cell("a", label, {"of": label}, make) for label in ("large", "meanwhile"))
+    last = Cell("a", "last", {"of": "last"}, make, (large, meanwhile))
+    [*compute([last], tmp_path)]
+    assert calls == ["large", "meanwhile", "large", "last"]
+
+
 def test_a_changed_cell_is_named(tmp_path):
     def make(folder):
         write_json(folder / "result.json", {"f1": 0.5})
@@ -394,7 +412,7 @@ def test_a_budget_takes_the_place_of_another():
         ),
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
-        (('"4x64"', '"3x64"'), "Masked: 3 layers, but Table 7 reads the last four"),
+        (('"4x64"', '"3x64"'), "Masked: Table 7 reads 4 layers, and it has 3: take a deeper model"),
     ],
 )
 def test_mistakes_in_a_file(files, tmp_path, change, message):

@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     refuses("unknown row 'lats': known are embeddings, second", rows=("lats",))
     refuses("`max_length=96`: the model knows 64 positions", max_length=96)
     shallow = write_model(tmp_path / "shallow")
-    refuses("1 layers, but Table 7 reads the last four", folder=shallow)
+    refuses("Table 7 reads 4 layers, and it has 1: take a deeper model", folder=shallow)
     refuses("shallow holds a run already", out="shallow")
     assert not (tmp_path / "run").exists()
     with RunFolder(tmp_path / "run").locked():

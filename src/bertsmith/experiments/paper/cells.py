@@ -155,12 +155,13 @@ def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
     while left:
         before = len(left)
         for cell in list(left):
-            if lost := [failed[one.key] for one in cell.inputs if one.key in failed]:
+            lacking = [one for one in cell.inputs if one.seconds(root) is None]
+            if lost := [failed[one.key] for one in lacking if one.key in failed]:
                 print(f"{cell.name}: left out, for it builds on what failed", file=sys.stderr)
                 failed[cell.key] = lost[0]
                 left.remove(cell)
                 continue
-            if any(one.seconds(root) is None for one in cell.inputs):
+            if lacking:
                 continue  # another process makes it
             try:
                 cell.compute(root)
@@ -179,8 +180,9 @@ def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
             yield
         if len(left) == before:
             time.sleep(WAIT)
-    if failed:
-        raise next(iter(failed.values()))
+    for cell in needed(cells):
+        if cell.key in failed and cell.seconds(root) is None:  # no other process could do it
+            raise failed[cell.key]
 
 
 def time_left(cells: Sequence[Cell], root: Path, flops_per_second: float) -> dict[str, Any]:

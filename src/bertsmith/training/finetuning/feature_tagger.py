@@ -200,7 +200,9 @@ def train_row(
 def check_depth(model: str, num_layers: int) -> None:
     """Errors: ValueError for fewer layers than the rows read."""
     if num_layers < DEEPEST:
-        raise ValueError(f"{model}: {num_layers} layers, but Table 7 reads the last four")
+        raise ValueError(
+            f"{model}: Table 7 reads {DEEPEST} layers, and it has {num_layers}: take a deeper model"
+        )
 
 
 def feature_table(
