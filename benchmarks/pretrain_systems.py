@@ -23,7 +23,6 @@ import torch
 
 from bertsmith.base.processes import keep_freed_memory, usable_cores
 from bertsmith.corpus.build.build import build_store
-from bertsmith.corpus.examples.settings import PairRule
 from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
@@ -58,7 +57,7 @@ SYSTEMS = {  # name: settings; "bertsmith" systems differ in their recipe, the o
     "transformers, masked head, kept memory, compiled, dropout 0": MASKED
     | {"kept": True, "compiled": True},
 }
-PAIRS: PairRule = "paper"  # of all but the recipe
+PAIRS: Any = {"nsp_sampling": "paper", "short_seq_prob": 0.1}  # of all but the recipe
 
 
 def make_rows(size: str, length: int) -> int:
@@ -93,7 +92,7 @@ def ours(
         recipe = dataclasses.replace(read_recipe(options["recipe"]), optimizer="adamw")  # as peers
     else:
         # as the peers
-        recipe = PretrainSettings(bag_of_words=0.0, nsp_sampling=PAIRS, optimizer="adamw")
+        recipe = PretrainSettings(bag_of_words=0.0, optimizer="adamw", **PAIRS)
         changes |= {"dropout": options["dropout"], "attention_dropout": options["dropout"]}
         changes |= {name: options[name] for name in ("optimizer", "activation") if name in options}
         changes["precision"] = options.get("precision", "auto")
@@ -153,7 +152,7 @@ def theirs(
     )
     model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
-    settings = PretrainSettings(max_length=length, steps=1, nsp_sampling=PAIRS)
+    settings = PretrainSettings(max_length=length, steps=1, **PAIRS)
     stream = open_stream(folder, settings)
     batches = [their_batch(stream, k, make_rows(size, length)) for k in range(BATCHES)]
     loss_of = masked_head_loss if options.get("masked_head") else whole_loss

@@ -243,22 +243,25 @@ def test_what_does_not_build_on_a_failure_is_done(tmp_path):
     assert not bad.folder(tmp_path).exists() and not lost.folder(tmp_path).exists()
 
 
-def test_what_failed_here_may_be_done_elsewhere(tmp_path):
+@pytest.mark.parametrize("elsewhere", ["meanwhile", "last"])
+def test_what_failed_here_may_be_done_elsewhere(tmp_path, elsewhere):
     """A machine without the memory for a cell goes on with what another one made of it."""
-    calls = []
+    calls, seen = [], []
 
     def make(folder):
         calls.append(folder.name.split("-")[1])
         if calls == ["large"]:
             raise RuntimeError("no memory")
-        if calls[-1] == "meanwhile":
+        if calls[-1] == elsewhere:
             replace(large).compute(tmp_path)  # another process does it
         write_json(folder / "result.json", {})
 
     large, meanwhile = (Cell("a", label, {"of": label}, make) for label in ("large", "meanwhile"))
-    last = Cell("a", "last", {"of": "last"}, make, (large, meanwhile))
-    [*compute([last], tmp_path)]
-    assert calls == ["large", "meanwhile", "large", "last"]
+    last = Cell("a", "last", {"of": "last"}, make, (meanwhile,))
+    for _ in compute([large, last], tmp_path):
+        seen.append(large.seconds(tmp_path) is not None)
+    assert sorted(calls) == ["large", "large", "last", "meanwhile"]
+    assert seen[-1]  # a caller that writes pages of what is there sees it
 
 
 def test_a_changed_cell_is_named(tmp_path):
@@ -266,7 +269,7 @@ def test_a_changed_cell_is_named(tmp_path):
         write_json(folder / "result.json", {"f1": 0.5})
 
     cell = Cell("finetune", "x", {}, make)
-    assert len([*compute([cell], tmp_path)]) == 2  # at the start and when it is done
+    assert len([*compute([cell], tmp_path)]) == 3  # at the start, when it is done, at the end
     write_text(cell.folder(tmp_path) / "result.json", '{"f1": 0.9}')
     with pytest.raises(ValueError, match=r"result.json is not as it was written: remove .*finetun"):
         [*compute([cell], tmp_path)]
@@ -412,6 +415,10 @@ def test_a_budget_takes_the_place_of_another():
         ),
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
+        (
+            ('pretrain = { objective = "ltr" }', 'pretrain = { minutes = 1 }\nsystem = "elmo"'),
+            "elmo needs a budget in steps or tokens",
+        ),
         (('"4x64"', '"3x64"'), "Masked: Table 7 reads 4 layers, and it has 3: take a deeper model"),
     ],
 )
@@ -434,6 +441,7 @@ def test_mistakes_of_the_command(files, tmp_path):
     assert "nano" in refused(*own, "--scale", "nan")
     own[1] = "table9"
     assert "unknown experiment 'table9': did you mean 'table" in refused(*own)
+    assert "two experiments are called toy" in refused(own[0], toy(files), toy(files), *own[2:])
     own[1] = "table4"  # its task's folder is not there
     assert "no folder of swag, which table4 measures" in refused(*own)
     own[own.index("--data") + 1] = "nodata"

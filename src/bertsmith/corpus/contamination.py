@@ -189,13 +189,14 @@ def _sentences(path: Path) -> Iterator[str]:
             words = []
             continue
         cells = conll_cells(line)
-        if not line.startswith((DOCUMENT_MARK, "#")):
-            columns = columns or max(len(cells), 2)
-            if len(cells) != columns:
-                raise ValueError(
-                    f"{path}:{number}: unknown type: {len(cells)} columns, where CoNLL columns "
-                    f"would be {columns}: rename it .txt or .json"
-                )
+        if line.startswith(DOCUMENT_MARK) or (line.startswith("#") and len(cells) != columns):
+            continue  # no word of the text
+        columns = columns or max(len(cells), 2)
+        if len(cells) != columns:
+            raise ValueError(
+                f"{path}:{number}: unknown type: {len(cells)} columns, where CoNLL columns "
+                f"would be {columns}: rename it .txt or .json"
+            )
         words.append(cells[0])
     if words:
         yield " ".join(words)

@@ -264,26 +264,55 @@ def test_documents_of_one_token_have_no_order(make_store):
         stream.examples_in_epoch(0)
 
 
+def clean_walk(documents, max_tokens, short_rate, epoch_key):
+    """(the last word of A, the last of the chunk, its tokens, is B random?) of the clean pairs."""
+    for number, document in enumerate(documents):
+        draws = OurDraws(epoch_key)
+        draws.start(number, 0)
+        target = draws.short_length(max_tokens) if draws.is_short(short_rate) else max_tokens
+        start = example = 0
+        while start < len(document):
+            draws.start(number, example)
+            begin = start
+            while begin > 0 and sum(map(len, document[begin:])) < target:
+                begin -= 1
+            chunk = []
+            for sentence in document[begin:]:
+                if sum(map(len, chunk)) >= target <= sum(map(len, document[begin + 1 :])):
+                    break
+                chunk.append(sentence)
+            num_a = draws.a_end(len(chunk) - 1) if len(chunk) > 1 else 1
+            is_random = len(chunk) == 1 or draws.coin()
+            yield chunk[num_a - 1][-1], chunk[-1][-1], sum(map(len, chunk)), is_random
+            start = max(begin + num_a, start + 1) if is_random else begin + len(chunk)
+            example += 1
+
+
 @pytest.mark.parametrize("shard_tokens", [1 << 20, 800])
-def test_clean_pairs_keep_the_walk_and_the_seam(make_store, shard_tokens):
+@pytest.mark.parametrize("short_rate", [0.0, 0.2])
+def test_clean_pairs_keep_the_seam_and_fill_the_row(make_store, shard_tokens, short_rate):
     documents = random_documents(11, 60)
     owner = document_of(documents)
     begins = {sentence[0] for document in documents for sentence in document}
-    store = make_store(documents, shard_tokens)
-    paper = pairs_of(store, 13, 0.2, epoch_key(3))
-    clean = pairs_of(store, 13, 0.2, epoch_key(3), clean=True)
-    assert [label for *_, label in clean] == [label for *_, label in paper]
-    cut = 0
-    for (paper_a, paper_b, _), (a, b, is_random) in zip(paper, clean, strict=True):
+    clean = pairs_of(make_store(documents, shard_tokens), 13, short_rate, epoch_key(3), clean=True)
+    walk = list(clean_walk(documents, 13, short_rate, epoch_key(3)))
+    shorter = 0
+    for (a, b, label), (a_last, last, tokens, is_random) in zip(clean, walk, strict=True):
+        assert label == is_random and a[-1] == a_last and b[0] in begins
         assert a and b and len(a) + len(b) <= 13 and (len(a) <= 7 or len(b) <= 6)
-        assert b[0] in begins and (a[-1] + 1 in begins or a[-1] == max(owner))
         if is_random:
-            assert owner[b[0]] != owner[a[0]] == owner[paper_a[0]]
+            assert owner[b[0]] != owner[a[0]]
         else:
-            assert b[0] == a[-1] + 1
-            assert (len(a), len(b)) == (len(paper_a), len(paper_b))
-            cut += paper_b[0] != paper_a[-1] + 1
-    assert cut > 20  # the original's seams, of the same pairs
+            assert b[0] == a[-1] + 1 and len(a) + len(b) == min(tokens, 13)
+            assert b[-1] == last or tokens > 13
+        if len(a) + len(b) < 13 and short_rate == 0.0:
+            own = sum(map(len, documents[owner[a[0]]]))
+            assert own < 13 and not is_random  # some other document has 13 tokens
+            shorter += 1
+    assert short_rate > 0.0 or 0 < shorter < 20
+    read = {word for a, b, is_random in clean for word in a + ([] if is_random else b)}
+    skipped = [d for d in documents if not read & set(sum(d, []))]
+    assert not skipped  # each document has a pair
 
 
 def test_clean_order_drops_the_outer_ends(make_store):

@@ -40,6 +40,7 @@ def stream_of(store_folder, vocabulary):
 def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(stream_of, objective):
     settings = stream_of(48, objective).settings
     assert settings.objective == objective
+    assert settings.nsp_sampling == ("paper" if objective == "mlm" else "clean")  # as in training
     assert (settings.mlm_probability, settings.masking) == (0.15, "token")
     assert (settings.mask_replace_prob, settings.random_replace_prob) == (0.8, 0.1)
 

@@ -36,7 +36,7 @@ def test_a_recipe_gives_way_to_flags_that_leave_a_part_of_it_without_sense():
     recipe = recipe_of("fast", "--objective", "ltr")
     assert (recipe.objective, recipe.mlm_probability, recipe.learning_rate) == ("ltr", 0.15, None)
     recipe = recipe_of("paper", "--objective", "mlm")
-    assert (recipe.objective, recipe.nsp_sampling) == ("mlm", None)
+    assert (recipe.objective, recipe.nsp_sampling, recipe.short_seq_prob) == ("mlm", None, 0.0)
 
 
 def test_a_second_phase_of_rows_that_are_not_longer_gives_way():

@@ -9,6 +9,10 @@ The procedure is `create_instances_from_document` of Google's `create_pretrainin
               a random one on, until the target is reached; the unused sentences are put back
     row       tokens are dropped off the ends of the longer segment until both fit
 
+Clean pairs (`nsp_sampling`) fill their rows: the last chunk of a document reaches back as far as it
+needs, and a random B begins where enough is left, in a document that has as much. Rows are short
+only where a whole document is.
+
 Every random number is a function of (seed, epoch, document, example), so that a pair can be made
 alone. A pass over the sentence index plans an epoch: it counts the pairs and keeps the place of
 every 64th, from where any pair is at most 63 steps away. The tokens are read last.
@@ -28,7 +32,7 @@ from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, fo
 from bertsmith.corpus.store.store import Section, by_number
 
 STRIDE = 64  # pairs from one entry of the pair index to the next: 24 bytes for 64 pairs
-MAX_TRIES = 10  # to find a document other than the pair's own, or a B unlike the true one
+MAX_TRIES = 10  # to find another document than the pair's own, or a clean B
 
 # Numbers of the draws under a document's key, and under an example's.
 DRAW_SHORT, DRAW_SHORT_LENGTH = 0, 1
@@ -112,11 +116,22 @@ def has_pair(sentences, start, last, rules):
 
 
 @compiled
+def chunk_start(sentences, start, bounds, target, rules):
+    """The sentence with which the chunk begins: clean, an earlier one where too few are left."""
+    first, last = bounds
+    while rules.clean and start > first and sentences[last] - sentences[start] < target:
+        start -= 1
+    return start
+
+
+@compiled
 def next_segments(sentences, start, last, target, rules, example_key):
     """(a_end, end, is_random): sentences start:a_end are A, a_end:end are B or are put back."""
     end = start + 1
     while end < last and sentences[end] - sentences[start] < target:
         end += 1
+    if rules.clean and sentences[last] - sentences[start + 1] < target:
+        end = last  # no other chunk of the document is as long
     a_end = start + 1
     if end - start >= 2:
         a_end = start + between(example_key, DRAW_A_END, 1, end - start - 1)
@@ -142,8 +157,9 @@ def plan(index, rules):
             if count % STRIDE == 0:
                 pair_index[count // STRIDE] = document, start, example
             key = fold_in(document_key, example)
-            a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
-            start = a_end if is_random else end  # the unused sentences are put back
+            begin = chunk_start(sentences, start, (documents[document], last), target, rules)
+            a_end, end, is_random = next_segments(sentences, begin, last, target, rules, key)
+            start = max(a_end, start + 1) if is_random else end  # the unused ones are put back
             count, example = count + 1, example + 1
     return count, pair_index[: -(-count // STRIDE)].copy()
 
@@ -162,19 +178,20 @@ def find_segments(index, rules, pair_index, numbers, rows, segments):
                 continue
             document_key = fold_in(rules.key, first_document + document)
             target, key = target_length(document_key, rules), fold_in(document_key, example)
-            a_end, end, is_random = next_segments(sentences, start, last, target, rules, key)
+            begin = chunk_start(sentences, start, (documents[document], last), target, rules)
+            a_end, end, is_random = next_segments(sentences, begin, last, target, rules, key)
             if steps == 0:
                 break
-            start = a_end if is_random else end
+            start = max(a_end, start + 1) if is_random else end
             steps, example = steps - 1, example + 1
         pair = segments[rows[k]]
         pair.key, pair.label = key, is_random
         pair.a_document = pair.b_document = first_document + document
-        pair.a_start, pair.a_stop = sentences[start], sentences[a_end]
+        pair.a_start, pair.a_stop = sentences[begin], sentences[a_end]
         if not rules.random_b:
             pair.label = uniform(key, DRAW_COIN) < 0.5
             if a_end == end:  # one sentence, cut anywhere
-                most = sentences[end] - sentences[start] - 1
+                most = sentences[end] - sentences[begin] - 1
                 pair.a_stop = pair.a_start + between(key, DRAW_A_END, 1, most)
         pair.a_next_stop = sentences[min(a_end + 1, last)]
         pair.b_start, pair.b_stop = pair.a_stop, sentences[end]
@@ -186,7 +203,7 @@ def draw_documents(num_documents, rules, attempt, rows, segments):
     """Draw the document of each row's random B.
 
     The original draws up to ten times until it is another document, then takes what it has; clean
-    draws among the others, with keys of its own for every attempt.
+    draws among the others, with keys of its own for every attempt, until one fills the row.
     """
     for row in rows:
         pair = segments[row]
@@ -203,14 +220,18 @@ def draw_documents(num_documents, rules, attempt, rows, segments):
 
 @compiled
 def draw_segments(index, rules, attempt, rows, segments):
-    """Draw each row's random B: sentences from a random one on, until the target is reached."""
+    """Draw each row's random B: sentences from a random one on, until the target is reached.
+
+    Clean: from one behind which as many tokens are, or the document's first.
+    """
     sentences, documents, first_document = index
     for row in rows:
         pair = segments[row]
         document = pair.b_document - first_document
         first, last = documents[document], documents[document + 1]
         key = fold_in(fold_in(pair.key, KEY_CLEAN), attempt) if rules.clean else pair.key
-        start = between(key, DRAW_START, first, last - 1)
+        latest = chunk_start(sentences, last - 1, (first, last), pair.b_target, rules)
+        start = between(key, DRAW_START, first, latest)
         end = start + 1  # one sentence at least, even when nothing is left to fill
         while end < last and sentences[end] - sentences[start] < pair.b_target:
             end += 1
@@ -327,7 +348,9 @@ class EpochPairs:
         rows = np.flatnonzero(segments["label"])
         for attempt in range(MAX_TRIES if self._rules.clean else 1):
             if attempt > 0:
-                rows = rows[self.begins_like_the_true_one(segments[rows])]
+                drawn = segments[rows]
+                is_short = drawn["b_stop"] - drawn["b_start"] < drawn["b_target"]
+                rows = rows[is_short | self.begins_like_the_true_one(drawn)]
             if len(rows) == 0:
                 break
             draw_documents(self.section.num_documents, self._rules, attempt, rows, segments)

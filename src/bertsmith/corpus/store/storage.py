@@ -120,7 +120,8 @@ class RemoteFolder:
     def _fetch(self, file: str, content: Content, path: Path) -> None:
         for attempt in range(ATTEMPTS):
             try:
-                with self.stream(file) as source, path.open("wb") as target:
+                # not "wb": the space that the cache has reserved would count as free
+                with self.stream(file) as source, path.open("r+b") as target:
                     target.writelines(checked_blocks(source, content, self.name(file), self.hint))
                 return
             except ValueError:

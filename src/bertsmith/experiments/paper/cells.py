@@ -143,7 +143,7 @@ def needed(cells: Iterable[Cell]) -> list[Cell]:
 def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
     """Compute all that are needed and not done, by whichever process.
 
-    Yields at the start and after each that is done: the caller may write pages.
+    Yields at the start, after each that is done and at the end: the caller may write pages.
 
     Errors: ValueError for a finished cell whose files were changed; the first of the work, when all
     cells that do not build on it are done.
@@ -180,6 +180,7 @@ def compute(cells: Sequence[Cell], root: Path) -> Iterator[None]:
             yield
         if len(left) == before:
             time.sleep(WAIT)
+    yield  # what failed here may have been made elsewhere since
     for cell in needed(cells):
         if cell.key in failed and cell.seconds(root) is None:  # no other process could do it
             raise failed[cell.key]

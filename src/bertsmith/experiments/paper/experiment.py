@@ -40,9 +40,9 @@ class Scale:
     seeds: Annotated[int, Count]
     """Fine-tunings of each model, seeds 1 to this."""
     train_examples: Annotated[int, NotNegative] = 0
-    """At most so many of a task to learn from, drawn once; 0: all."""
+    """About so many of a task to learn from, drawn once, by document or class; 0: all."""
     dev_examples: Annotated[int, NotNegative] = 0
-    """At most so many to measure on; 0: all."""
+    """About so many to measure on; 0: all."""
     pretrain: dict[str, Any] = field(default_factory=dict)
     """Keywords of `bertsmith.pretrain`."""
     finetune: dict[str, Any] = field(default_factory=dict)

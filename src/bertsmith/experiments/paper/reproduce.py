@@ -84,7 +84,10 @@ def write_pages(name: str, experiment: Experiment, work: Work, settings: Reprodu
 def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
     """The experiments that were asked for, by the name of their pages."""
     if settings.experiments != (ALL,):
-        return {Path(name).stem: plan_of(name, settings) for name in settings.experiments}
+        names = [Path(name).stem for name in settings.experiments]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two experiments are called {twice[0]}, as their pages would be")
+        return dict(zip(names, (plan_of(n, settings) for n in settings.experiments), strict=True))
     plans = {}
     for name in experiment_names():
         if name != LINEAGE:

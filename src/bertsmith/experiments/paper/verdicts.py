@@ -18,7 +18,7 @@ import numpy as np
 from bertsmith.base.files import read_json
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
 from bertsmith.experiments.paper.experiment import Claim, Column, Experiment, Variant
-from bertsmith.experiments.paper.work import Work
+from bertsmith.experiments.paper.work import Work, resolved
 from bertsmith.tasks.bootstrap import Score, dev_metrics, paired_bootstrap
 from bertsmith.training.finetuning.run import SCORES_FILE
 from bertsmith.training.pretraining.objectives import token_name
@@ -77,7 +77,7 @@ def figure(work: Work, variant: Variant, column: Column) -> dict[str, Any]:
         held_out = work.result(variant).get("held_out")
         if not held_out:
             raise ValueError("the text is too short to hold some out for a perplexity: give more")
-        objective = work.pretrain_settings(variant).get("objective", "mlm+nsp")
+        objective = resolved(work.pretrain_settings(variant))["objective"]
         loss = held_out[f"{token_name(objective)}_loss"]
         return {"seeds": {}, "mean": float(np.exp(loss)), "std": None, "paper": paper}
     seeds: dict[str, float] = {}

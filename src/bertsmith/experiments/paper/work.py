@@ -142,7 +142,7 @@ class TaskData:
         parts = []
         for part, most in zip((train, next(iter(dev.values()))), sizes, strict=True):
             if 0 < most < len(part):
-                _, part = task_type.split_dev(part, most / len(part), SUBSET_SEED)
+                _, part = task_type.split_dev(part, most / len(part), SUBSET_SEED)  # about as many
             parts.append(part)
         return parts[0], parts[1], files
 
@@ -217,6 +217,8 @@ class Work:
         settings = self.pretrain_settings(variant)
         if variant.system == "elmo":
             asked = {"size": settings["size"], "tokens": budget_tokens(settings)}
+            if not asked["tokens"]:
+                raise ValueError(f"{variant.title}: elmo needs a budget in steps or tokens")
             made_of, make = {"system": "elmo", **asked}, self._make_elmo
             precision = self.precision
             label = f"elmo-{settings['size']}"
@@ -238,7 +240,7 @@ class Work:
     def pretrain_settings(self, variant: Variant) -> dict[str, Any]:
         """The keywords of its pre-training: the scale's, changed by the variant's."""
         shared = dict(self.scale.pretrain)
-        if variant.pretrain.get("objective") in NEXT_TOKEN:
+        if overridden(shared, variant.pretrain).get("objective") in NEXT_TOKEN:
             shared = {name: shared[name] for name in shared if name not in MASKING}
         settings = overridden(shared, variant.pretrain)
         if self.scale_name in variant.sizes:
@@ -343,7 +345,7 @@ class Work:
             settings |= self.scale.finetune_own
         settings |= variant.finetune
         # nothing is chosen on dev, where all is measured
-        recipe = from_mapping(FinetuneSettings, {**settings, **self._machine}, "finetune")
+        recipe = from_mapping(FinetuneSettings, {**self._machine, **settings}, "finetune")
 
         def make(out: Path) -> None:
             if not is_finished(out):
@@ -368,7 +370,7 @@ class Work:
         check_depth(variant.title, self.config(variant).num_layers)
         folder, origin, inputs = self.start(variant)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
-        own = from_mapping(FrozenSettings, {**settings, **self._machine}, "features")
+        own = from_mapping(FrozenSettings, {**self._machine, **settings}, "features")
 
         def make(out: Path) -> None:
             train, dev, files = data.sets

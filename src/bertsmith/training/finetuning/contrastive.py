@@ -216,32 +216,34 @@ def train_sentence_vectors(
     task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
     peak = measure_peak(engine)
     described = to_mapping(settings) | engine.settings() | _described(start, pairs, dev)
-    run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
-    loop = LoopSettings(
-        budget=Budget(steps=settings.epochs * task.batches.per_epoch),
-        learning_rate=settings.learning_rate,
-        schedule="linear",
-        warmup_ratio=settings.warmup_ratio,
-        max_grad_norm=settings.max_grad_norm,
-        seed=settings.seed,
-        num_evals=settings.epochs,
-        peak=peak,
-        label="embed train",
-    )
-    before = task.evaluate()
-    optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
-    after = fit(task, optimizer, loop, engine, out)
-    write_pooling(out, settings, model.config.hidden_size)
-    save_model(model, tokenizer, out, exclude=loaded.missing)
-    result = {
-        "metrics": after,
-        "metrics_before": before,
-        "main_metric": METRICS[0],
-        "train_pairs": len(pairs),
-        "dev_pairs": 0 if dev is None else len(dev),
-    }
-    run.write_result(result)
-    return result
+    with run.locked():
+        run.check_free(KIND)  # again: another process may have been here meanwhile
+        run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
+        loop = LoopSettings(
+            budget=Budget(steps=settings.epochs * task.batches.per_epoch),
+            learning_rate=settings.learning_rate,
+            schedule="linear",
+            warmup_ratio=settings.warmup_ratio,
+            max_grad_norm=settings.max_grad_norm,
+            seed=settings.seed,
+            num_evals=settings.epochs,
+            peak=peak,
+            label="embed train",
+        )
+        before = task.evaluate()
+        optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
+        after = fit(task, optimizer, loop, engine, run.path)
+        write_pooling(run.path, settings, model.config.hidden_size)
+        save_model(model, tokenizer, run.path, exclude=loaded.missing)
+        result = {
+            "metrics": after,
+            "metrics_before": before,
+            "main_metric": METRICS[0],
+            "train_pairs": len(pairs),
+            "dev_pairs": 0 if dev is None else len(dev),
+        }
+        run.write_result(result)
+        return result
 
 
 def write_pooling(folder: Path, settings: ContrastiveSettings, hidden_size: int) -> None:

@@ -36,10 +36,15 @@ def eval_stream(
 ) -> Stream:
     """Rows on which every run of a store with this length and objective is measured.
 
-    Always with the paper's masks and pairs, so that recipes with others can be compared.
+    Always with the paper's masks, so that recipes with others can be compared, and with pairs by
+    the rule of training: clean ones would be judged by labels that mislead.
     """
-    bare = settings.architecture == "gpt"
-    examples = ExampleSettings(length, objective=settings.objective, bare=bare)
+    examples = ExampleSettings(
+        length,
+        objective=settings.objective,
+        nsp_sampling=settings.pair_rule,
+        bare=settings.architecture == "gpt",
+    )
     return open_stream(store.held_out, vocabulary, examples, EVAL_SEED)
 
 

@@ -132,8 +132,10 @@ def pretrain(
         check_writers(settings.loggers or ())
 
         # machine, model, data, optimizer: what "auto" becomes is stored, for a resume too
-        settings, engine, rule = resolve(corpus, settings, base_model, ranks)
         origin = checkpoint or base_model
+        # of a resumed run its checkpoint: the model it began with may be gone
+        shape = origin if base_model else None
+        settings, engine, rule = resolve(corpus, settings, shape, ranks)
         network = start_model(store.tokenizer, settings, origin, store.unigram_counts)
         shard_(network.to(engine.device), engine.ranks, engine.device)
         hidden_size = network.config.one_direction.hidden_size

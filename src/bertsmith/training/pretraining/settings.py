@@ -96,8 +96,8 @@ class DataSettings:
     """Share of the chosen tokens that become [MASK]."""
     random_replace_prob: Annotated[float, Advanced] = 0.1
     """Share of the chosen tokens that become random pieces; the rest are left as they are."""
-    short_seq_prob: Annotated[float, Advanced] = 0.1
-    """Share of document passes with shorter rows; rows without pairs are all full."""
+    short_seq_prob: Annotated[float, Advanced] = 0.0
+    """Share of document passes with shorter rows; the paper has 0.1."""
     nsp_sampling: PairRule | None = None
     """clean: without the misleading labels of the paper's pairs. Default: clean."""
     seed: Annotated[int, NotNegative] = 12345
@@ -408,7 +408,7 @@ def _unused(recipe: PretrainSettings, changes: dict[str, Any], base_model: objec
     """Settings of a recipe that `changes` or a model to start from make meaningless."""
     unused = set(SHAPE) if base_model else set()
     if changes.get("objective") in ("mlm", *NEXT_TOKEN):
-        unused.add("nsp_sampling")
+        unused |= {"nsp_sampling", "short_seq_prob"}
     if changes.get("objective") in NEXT_TOKEN:
         unused |= MASKING
     longer = recipe.phase2_length or math.inf
