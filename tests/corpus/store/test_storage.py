@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from bertsmith.base.files import TEMPORARY_PREFIX
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.corpus.store import blocks, store
+from bertsmith.corpus.store import blocks, storage, store
 from bertsmith.corpus.store.storage import FileCache, RemoteFolder
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
@@ -95,6 +96,19 @@ def test_the_least_recently_used_file_leaves_the_cache(tmp_path):
     assert {path.name for path in cached(cache.folder)} == {"a", "c"}
     with pytest.raises(ValueError, match="no room for a file of .*BERTSMITH_CACHE_GB"):
         cache.open("d", 251, lambda path: None)
+
+
+def test_a_file_under_way_counts_with_its_full_size(local, cache, monkeypatch):
+    sizes, honest = [], storage.checked_blocks
+
+    def watched(source, content, *names):
+        under_way = {path.stat().st_size for path in cache.rglob(f"{TEMPORARY_PREFIX}*")}
+        sizes.append(content.num_bytes in under_way)
+        return honest(source, content, *names)
+
+    monkeypatch.setattr(storage, "checked_blocks", watched)
+    TokenStore.open(URL).train.open()
+    assert sizes and all(sizes)
 
 
 def test_nothing_but_what_was_fetched_leaves_the_folder(local, cache, monkeypatch):

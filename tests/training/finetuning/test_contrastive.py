@@ -12,6 +12,7 @@ import torch
 
 import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning
 from bertsmith.model.config import ModelConfig
@@ -206,6 +207,9 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
 def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkeypatch):
     out = tmp_path / "out"
     write(out / "run.json", json.dumps({"format": 2, "kind": "contrastive"}))
+    with RunFolder(out).locked():
+        again = refused(*train_words(folder, data, out, "--batch-size", 64))
+    assert "another process is training here" in again
     printed = command(*train_words(folder, data, out, "--batch-size", 64))
     trained, title, *commands = printed.splitlines()
     assert trained == f"{out}: trained on 200 pairs" and title == "try next:"

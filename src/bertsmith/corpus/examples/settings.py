@@ -48,8 +48,8 @@ class ExampleSettings:
     """mlm+nsp: the paper's; mlm: full rows, no pairs (RoBERTa); mlm+sop: which of two segments
     comes first (ALBERT); ltr: the next token, left to right; ltr+rtl: also right to left (ELMo)."""
     nsp_sampling: PairRule = "paper"
-    """clean: a random B is of another document and does not begin like the true one, and a pair
-    too long loses its outer ends only; paper: the original's procedure to the letter."""
+    """clean: a random B is of another document and does not begin like the true one, a pair too
+    long loses its outer ends only, and rows are full; paper: the original's procedure."""
     bare: bool = False
     """ltr: rows are text alone, without [CLS] and [SEP] around it (GPT)."""
 

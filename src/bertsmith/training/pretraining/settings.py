@@ -99,7 +99,7 @@ class DataSettings:
     short_seq_prob: Annotated[float, Advanced] = 0.0
     """Share of document passes with shorter rows; the paper has 0.1."""
     nsp_sampling: PairRule | None = None
-    """clean: without the misleading labels of the paper's pairs. Default: clean."""
+    """clean: the paper's pairs, but none misleading and in full rows. Default."""
     seed: Annotated[int, NotNegative] = 12345
 
 
