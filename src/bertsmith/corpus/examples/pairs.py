@@ -10,8 +10,8 @@ The procedure is `create_instances_from_document` of Google's `create_pretrainin
     row       tokens are dropped off the ends of the longer segment until both fit
 
 Clean pairs (`nsp_sampling`) fill their rows: the last chunk of a document reaches back as far as it
-needs, and a random B begins where enough is left, in a document that has as much. Rows are short
-only where a whole document is.
+needs, and a random B begins where enough is left, in a document that has as much, if five draws
+find one. Where a whole document is shorter than a row, random Bs are as short as its true one.
 
 Every random number is a function of (seed, epoch, document, example), so that a pair can be made
 alone. A pass over the sentence index plans an epoch: it counts the pairs and keeps the place of
@@ -195,6 +195,8 @@ def find_segments(index, rules, pair_index, numbers, rows, segments):
                 pair.a_stop = pair.a_start + between(key, DRAW_A_END, 1, most)
         pair.a_next_stop = sentences[min(a_end + 1, last)]
         pair.b_start, pair.b_stop = pair.a_stop, sentences[end]
+        if rules.clean and end - begin > 1:  # as long as the true pair: its length tells nothing
+            target = min(target, sentences[end] - sentences[begin])
         pair.b_target = target - (pair.a_stop - pair.a_start)
 
 
@@ -350,7 +352,8 @@ class EpochPairs:
             if attempt > 0:
                 drawn = segments[rows]
                 is_short = drawn["b_stop"] - drawn["b_start"] < drawn["b_target"]
-                rows = rows[is_short | self.begins_like_the_true_one(drawn)]
+                again = is_short & (attempt <= MAX_TRIES // 2)  # the rest find one unlike the true
+                rows = rows[again | self.begins_like_the_true_one(drawn)]
             if len(rows) == 0:
                 break
             draw_documents(self.section.num_documents, self._rules, attempt, rows, segments)

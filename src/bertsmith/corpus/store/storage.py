@@ -123,6 +123,7 @@ class RemoteFolder:
                 # not "wb": the space that the cache has reserved would count as free
                 with self.stream(file) as source, path.open("r+b") as target:
                     target.writelines(checked_blocks(source, content, self.name(file), self.hint))
+                    target.truncate()  # an attempt before may have had too much
                 return
             except ValueError:
                 if attempt == ATTEMPTS - 1:

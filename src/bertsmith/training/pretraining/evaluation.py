@@ -34,7 +34,7 @@ FEWEST_PAIRS, MOST_READINGS = 256, 4
 def eval_stream(
     store: Corpus, vocabulary: Vocabulary, length: int, settings: PretrainSettings
 ) -> Stream:
-    """Rows on which every run of a store with this length and objective is measured.
+    """Rows on which every run of a store with this length, objective and rule of pairs is measured.
 
     Always with the paper's masks, so that recipes with others can be compared, and with pairs by
     the rule of training: clean ones would be judged by labels that mislead.
@@ -43,6 +43,7 @@ def eval_stream(
         length,
         objective=settings.objective,
         nsp_sampling=settings.pair_rule,
+        short_seq_prob=settings.short_seq_prob,
         bare=settings.architecture == "gpt",
     )
     return open_stream(store.held_out, vocabulary, examples, EVAL_SEED)
