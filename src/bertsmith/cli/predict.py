@@ -399,7 +399,8 @@ def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[s
     store = bertsmith.TokenStore.open(data)
     store.check_tokenizer(predictor.tokenizer, predictor.folder)
     source = str(predictor.folder / "run.json")
-    stored = read_run(predictor.folder).get("settings", {})
+    # a released model, without run.json, has learned from the paper's pairs
+    stored = read_run(predictor.folder).get("settings", {"nsp_sampling": "paper"})
     settings = from_mapping(PretrainSettings, stored, source)
     phase, engine = settings.phases()[-1], predictor.processor.of_torch()
     config = loaded.model.config

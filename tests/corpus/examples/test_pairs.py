@@ -264,14 +264,14 @@ def test_documents_of_one_token_have_no_order(make_store):
         stream.examples_in_epoch(0)
 
 
-def clean_walk(documents, max_tokens, short_rate, epoch_key):
+def clean_walk(documents, max_tokens, short_rate, epoch_key, random_b=True):
     """(the last word of A, the last of the chunk, its tokens, is B random?) of the clean pairs."""
     for number, document in enumerate(documents):
         draws = OurDraws(epoch_key)
         draws.start(number, 0)
         target = draws.short_length(max_tokens) if draws.is_short(short_rate) else max_tokens
         start = example = 0
-        while start < len(document):
+        while sum(map(len, document[start:])) >= (1 if random_b else 2):
             draws.start(number, example)
             begin = start
             while begin > 0 and sum(map(len, document[begin:])) < target:
@@ -282,7 +282,7 @@ def clean_walk(documents, max_tokens, short_rate, epoch_key):
                     break
                 chunk.append(sentence)
             num_a = draws.a_end(len(chunk) - 1) if len(chunk) > 1 else 1
-            is_random = len(chunk) == 1 or draws.coin()
+            is_random = random_b and (len(chunk) == 1 or draws.coin())
             yield chunk[num_a - 1][-1], chunk[-1][-1], sum(map(len, chunk)), is_random
             start = max(begin + num_a, start + 1) if is_random else begin + len(chunk)
             example += 1
@@ -294,29 +294,34 @@ def test_clean_pairs_keep_the_seam_and_fill_the_row(make_store, shard_tokens, sh
     documents = random_documents(11, 60)
     owner = document_of(documents)
     begins = {sentence[0] for document in documents for sentence in document}
-    clean = pairs_of(make_store(documents, shard_tokens), 13, short_rate, epoch_key(3), clean=True)
-    walk = list(clean_walk(documents, 13, short_rate, epoch_key(3)))
-    shorter = 0
-    for (a, b, label), (a_last, last, tokens, is_random) in zip(clean, walk, strict=True):
-        assert label == is_random and a[-1] == a_last and b[0] in begins
-        assert a and b and len(a) + len(b) <= 13 and (len(a) <= 7 or len(b) <= 6)
-        if is_random:
-            assert owner[b[0]] != owner[a[0]]
-        else:
-            assert b[0] == a[-1] + 1 and len(a) + len(b) == min(tokens, 13)
-            assert b[-1] == last or tokens > 13
-        if len(a) + len(b) < 13 and short_rate == 0.0:
-            assert sum(map(len, documents[owner[a[0]]])) < 13
-            shorter += is_random - (not is_random)
-    assert abs(shorter) < 10  # the length of a row does not tell the label
-    read = {word for a, b, is_random in clean for word in a + ([] if is_random else b)}
-    skipped = [d for d in documents if not read & set(sum(d, []))]
-    assert not skipped  # each document has a pair
+    store, short = make_store(documents, shard_tokens), []
+    for epoch in range(10):
+        key = epoch_key(3, epoch)
+        clean = pairs_of(store, 13, short_rate, key, clean=True)
+        walk = list(clean_walk(documents, 13, short_rate, key))
+        for (a, b, label), (a_last, last, tokens, is_random) in zip(clean, walk, strict=True):
+            assert label == is_random and a[-1] == a_last and b[0] in begins
+            assert a and b and len(a) + len(b) <= 13 and (len(a) <= 7 or len(b) <= 6)
+            if is_random:
+                assert owner[b[0]] != owner[a[0]]
+            else:
+                assert b[0] == a[-1] + 1 and len(a) + len(b) == min(tokens, 13)
+                assert b[-1] == last or tokens > 13
+            if len(a) + len(b) < 13 and short_rate == 0.0:
+                assert sum(map(len, documents[owner[a[0]]])) < 13
+                short.append(is_random)
+        read = {word for a, b, is_random in clean for word in a + ([] if is_random else b)}
+        assert all(read & set(sum(document, [])) for document in documents)
+    assert short_rate > 0.0 or 0.35 < np.mean(short) < 0.65  # the length does not tell the label
 
 
 def test_clean_order_drops_the_outer_ends(make_store):
     documents = random_documents(5, 40)
     pairs = pairs_of(make_store(documents), 13, 0.0, epoch_key(2), random_b=False, clean=True)
+    walk = list(clean_walk(documents, 13, 0.0, epoch_key(2), random_b=False))
+    for (a, b, swapped), (_, last, tokens, _) in zip(pairs, walk, strict=True):
+        assert len(a) + len(b) == min(tokens, 13)
+        assert tokens > 13 or (a if swapped else b)[-1] == last
     kept = [(a, b) for a, b, swapped in pairs if not swapped]
     assert len(kept) > 20 and all(a[-1] + 1 == b[0] for a, b in kept)
     # Swapped ones lose theirs by place in the row too, so that the cuts do not tell the label.

@@ -111,6 +111,22 @@ def test_a_file_under_way_counts_with_its_full_size(local, cache, monkeypatch):
     assert sizes and all(sizes)
 
 
+def test_nothing_of_a_failed_attempt_is_kept(local, cache, monkeypatch):
+    """The first answer for each file is too long."""
+    honest, seen = RemoteFolder.stream, set()
+
+    def stream(folder, file):
+        with honest(folder, file) as source:
+            content = source.read()
+        surplus = b"" if file in seen or not file.startswith("train") else b"more"
+        seen.add(file)
+        return io.BytesIO(content + surplus)
+
+    monkeypatch.setattr(RemoteFolder, "stream", stream)
+    assert (epoch(TokenStore.open(URL)) == epoch(local)).all() and seen
+    assert (epoch(TokenStore.open(URL)) == epoch(local)).all()  # what the cache has kept
+
+
 def test_nothing_but_what_was_fetched_leaves_the_folder(local, cache, monkeypatch):
     (cache / "mine").mkdir(parents=True)
     (cache / "mine" / "file").write_bytes(b"x" * 10_000)

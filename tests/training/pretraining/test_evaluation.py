@@ -45,6 +45,12 @@ def test_held_out_rows_have_the_papers_masks_whatever_the_recipes(stream_of, obj
     assert (settings.mask_replace_prob, settings.random_replace_prob) == (0.8, 0.1)
 
 
+def test_held_out_pairs_are_those_of_training(store_folder, vocabulary):
+    paper = PretrainSettings(nsp_sampling="paper", short_seq_prob=0.1)
+    settings = eval_stream(TokenStore.open(store_folder), vocabulary, 48, paper).settings
+    assert (settings.nsp_sampling, settings.short_seq_prob) == ("paper", 0.1)
+
+
 @pytest.mark.parametrize(
     ("in_text", "wanted", "measured"),
     [

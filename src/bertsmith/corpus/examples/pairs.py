@@ -10,7 +10,7 @@ The procedure is `create_instances_from_document` of Google's `create_pretrainin
     row       tokens are dropped off the ends of the longer segment until both fit
 
 Clean pairs (`nsp_sampling`) fill their rows: the last chunk of a document reaches back as far as it
-needs, and a random B begins where enough is left, in a document that has as much, if five draws
+needs, and a random B begins where enough is left, in a document that has as much, if six draws
 find one. Where a whole document is shorter than a row, random Bs are as short as its true one.
 
 Every random number is a function of (seed, epoch, document, example), so that a pair can be made
@@ -32,7 +32,9 @@ from bertsmith.corpus.examples.rng import KEY_CLEAN, KEY_TRUNCATION, between, fo
 from bertsmith.corpus.store.store import Section, by_number
 
 STRIDE = 64  # pairs from one entry of the pair index to the next: 24 bytes for 64 pairs
-MAX_TRIES = 10  # to find another document than the pair's own, or a clean B
+MAX_TRIES = 10  # to find another document than the pair's own; clean, also a B that will do
+
+NO_LIMIT = 1 << 62
 
 # Numbers of the draws under a document's key, and under an example's.
 DRAW_SHORT, DRAW_SHORT_LENGTH = 0, 1
@@ -92,12 +94,13 @@ class PairRules(NamedTuple):
 # The segments of a pair as token ranges of their shards; documents are counted through all shards.
 # label: 1 = B is random, or B comes first
 # a_next_stop: end of the sentence after A; a_stop where the document ends
-# b_target, b_first_stop: of a random B, the tokens to reach and the end of its first sentence
+# b_target, b_most, b_first_stop: of a random B, the tokens to reach, its most, and the end of its
+# first sentence
 SEGMENTS = np.dtype(
     [("key", np.uint64), ("label", np.int64)]
     + [(f"a_{name}", np.int64) for name in ("document", "shard", "start", "stop", "next_stop")]
     + [(f"b_{name}", np.int64) for name in ("document", "shard", "start", "stop", "first_stop")]
-    + [("b_target", np.int64)]
+    + [("b_target", np.int64), ("b_most", np.int64)]
 )
 
 
@@ -117,7 +120,7 @@ def has_pair(sentences, start, last, rules):
 
 @compiled
 def chunk_start(sentences, start, bounds, target, rules):
-    """The sentence with which the chunk begins: clean, an earlier one where too few are left."""
+    """The sentence to begin with: clean, an earlier one where less than `target` is left."""
     first, last = bounds
     while rules.clean and start > first and sentences[last] - sentences[start] < target:
         start -= 1
@@ -125,18 +128,20 @@ def chunk_start(sentences, start, bounds, target, rules):
 
 
 @compiled
-def next_segments(sentences, start, last, target, rules, example_key):
-    """(a_end, end, is_random): sentences start:a_end are A, a_end:end are B or are put back."""
-    end = start + 1
-    while end < last and sentences[end] - sentences[start] < target:
+def next_segments(sentences, start, bounds, target, rules, example_key):
+    """(begin, a_end, end, is_random): sentences begin:a_end are A, a_end:end B or are put back."""
+    last = bounds[1]
+    begin = chunk_start(sentences, start, bounds, target, rules)
+    end = begin + 1
+    while end < last and sentences[end] - sentences[begin] < target:
         end += 1
-    if rules.clean and sentences[last] - sentences[start + 1] < target:
-        end = last  # no other chunk of the document is as long
-    a_end = start + 1
-    if end - start >= 2:
-        a_end = start + between(example_key, DRAW_A_END, 1, end - start - 1)
-    is_random = rules.random_b and (end - start == 1 or uniform(example_key, DRAW_COIN) < 0.5)
-    return a_end, end, is_random
+    if rules.clean and sentences[last] - sentences[begin + 1] < target:
+        end = last  # what is left behind it would not fill a row
+    a_end = begin + 1
+    if end - begin >= 2:
+        a_end = begin + between(example_key, DRAW_A_END, 1, end - begin - 1)
+    is_random = rules.random_b and (end - begin == 1 or uniform(example_key, DRAW_COIN) < 0.5)
+    return begin, a_end, end, is_random
 
 
 @compiled
@@ -157,8 +162,8 @@ def plan(index, rules):
             if count % STRIDE == 0:
                 pair_index[count // STRIDE] = document, start, example
             key = fold_in(document_key, example)
-            begin = chunk_start(sentences, start, (documents[document], last), target, rules)
-            a_end, end, is_random = next_segments(sentences, begin, last, target, rules, key)
+            bounds = documents[document], last
+            _, a_end, end, is_random = next_segments(sentences, start, bounds, target, rules, key)
             start = max(a_end, start + 1) if is_random else end  # the unused ones are put back
             count, example = count + 1, example + 1
     return count, pair_index[: -(-count // STRIDE)].copy()
@@ -178,8 +183,9 @@ def find_segments(index, rules, pair_index, numbers, rows, segments):
                 continue
             document_key = fold_in(rules.key, first_document + document)
             target, key = target_length(document_key, rules), fold_in(document_key, example)
-            begin = chunk_start(sentences, start, (documents[document], last), target, rules)
-            a_end, end, is_random = next_segments(sentences, begin, last, target, rules, key)
+            bounds = documents[document], last
+            found = next_segments(sentences, start, bounds, target, rules, key)
+            begin, a_end, end, is_random = found
             if steps == 0:
                 break
             start = max(a_end, start + 1) if is_random else end
@@ -195,9 +201,10 @@ def find_segments(index, rules, pair_index, numbers, rows, segments):
                 pair.a_stop = pair.a_start + between(key, DRAW_A_END, 1, most)
         pair.a_next_stop = sentences[min(a_end + 1, last)]
         pair.b_start, pair.b_stop = pair.a_stop, sentences[end]
-        if rules.clean and end - begin > 1:  # as long as the true pair: its length tells nothing
-            target = min(target, sentences[end] - sentences[begin])
-        pair.b_target = target - (pair.a_stop - pair.a_start)
+        pair.b_target, pair.b_most = target - (pair.a_stop - pair.a_start), NO_LIMIT
+        true_length = sentences[end] - sentences[a_end]
+        if rules.clean and 0 < true_length < pair.b_target:  # a short row: its length tells nothing
+            pair.b_target = pair.b_most = true_length
 
 
 @compiled
@@ -205,7 +212,7 @@ def draw_documents(num_documents, rules, attempt, rows, segments):
     """Draw the document of each row's random B.
 
     The original draws up to ten times until it is another document, then takes what it has; clean
-    draws among the others, with keys of its own for every attempt, until one fills the row.
+    draws among the others, with keys of its own for every attempt.
     """
     for row in rows:
         pair = segments[row]
@@ -237,7 +244,8 @@ def draw_segments(index, rules, attempt, rows, segments):
         end = start + 1  # one sentence at least, even when nothing is left to fill
         while end < last and sentences[end] - sentences[start] < pair.b_target:
             end += 1
-        pair.b_start, pair.b_stop = sentences[start], sentences[end]
+        pair.b_start = sentences[start]
+        pair.b_stop = min(sentences[end], pair.b_start + pair.b_most)
         pair.b_first_stop = sentences[start + 1]
 
 

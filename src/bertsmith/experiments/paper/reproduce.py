@@ -86,8 +86,8 @@ def plans_of(settings: ReproduceSettings) -> dict[str, tuple[Experiment, Work]]:
     if settings.experiments != (ALL,):
         names = [Path(name).stem for name in settings.experiments]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two experiments are called {twice[0]}, as their pages would be")
-        return dict(zip(names, (plan_of(n, settings) for n in settings.experiments), strict=True))
+            raise ValueError(f"two experiments are called {twice[0]}: rename a file")
+        return {Path(name).stem: plan_of(name, settings) for name in settings.experiments}
     plans = {}
     for name in experiment_names():
         if name != LINEAGE:

@@ -21,7 +21,7 @@ from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
 from bertsmith.checkpoints.stored import WEIGHTS, weight_files
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.corpus.examples.settings import NEXT_TOKEN
+from bertsmith.corpus.examples.settings import MASK_SETTINGS, NEXT_TOKEN
 from bertsmith.experiments.lineage.elmo import pretrain_elmo
 from bertsmith.experiments.lineage.elmo_text import ElmoText
 from bertsmith.experiments.lineage.settings import ElmoSettings
@@ -49,12 +49,7 @@ from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 from bertsmith.training.pretraining.run import pretrain
-from bertsmith.training.pretraining.settings import (
-    MASKING,
-    LogSettings,
-    PretrainMachine,
-    make_recipe,
-)
+from bertsmith.training.pretraining.settings import LogSettings, PretrainMachine, make_recipe
 from bertsmith.training.settings import Machine
 
 FOLDERS = {  # of a task below DATA, the first that is there
@@ -241,7 +236,7 @@ class Work:
         """The keywords of its pre-training: the scale's, changed by the variant's."""
         shared = dict(self.scale.pretrain)
         if overridden(shared, variant.pretrain).get("objective") in NEXT_TOKEN:
-            shared = {name: shared[name] for name in shared if name not in MASKING}
+            shared = {name: shared[name] for name in shared if name not in MASK_SETTINGS}
         settings = overridden(shared, variant.pretrain)
         if self.scale_name in variant.sizes:
             settings["size"] = variant.sizes[self.scale_name]

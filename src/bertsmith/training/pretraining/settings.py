@@ -20,6 +20,7 @@ from bertsmith.base.settings import (
     read_toml,
 )
 from bertsmith.corpus.examples.settings import (
+    MASK_SETTINGS,
     NEXT_TOKEN,
     ExampleSettings,
     Masking,
@@ -43,10 +44,6 @@ SHAPE = {
 }  # fixed by the model to go on from
 MOST_EVALS, STEPS_AN_EVAL = 10, 10  # an evaluation takes the time of some 8 default steps
 CORE_NUMBERS = 4096 * 12 * 768  # tokens x layers x hidden size: some 1.2 GB of activations in bf16
-MASKING = {
-    "mlm_probability", "masking", "mask_replace_prob", "random_replace_prob",
-    "max_predictions_per_seq",
-}  # without a meaning where the next token is predicted  # fmt: skip
 FOR_EXAMPLES = (  # in ExampleSettings under the same names
     "objective", "mlm_probability", "short_seq_prob", "masking", "mask_replace_prob",
     "random_replace_prob",
@@ -410,7 +407,7 @@ def _unused(recipe: PretrainSettings, changes: dict[str, Any], base_model: objec
     if changes.get("objective") in ("mlm", *NEXT_TOKEN):
         unused |= {"nsp_sampling", "short_seq_prob"}
     if changes.get("objective") in NEXT_TOKEN:
-        unused |= MASKING
+        unused.update(MASK_SETTINGS)
     longer = recipe.phase2_length or math.inf
     if "phase2_length" not in changes and changes.get("max_length", recipe.max_length) >= longer:
         unused |= {"phase2_length", *SECOND_PHASE}
