@@ -96,9 +96,13 @@ def generator():
     return torch.Generator().manual_seed(1)
 
 
-def test_muon_moves_the_layers_and_adamw_the_rest():
+@pytest.mark.parametrize("products", [None, torch.bfloat16])
+def test_muon_moves_the_layers_and_adamw_the_rest(products):
     model, plain = small_model(), small_model()
-    optimizers = [build_optimizer(m, k, 0.01, 0.1) for m, k in ((model, "muon"), (plain, "adamw"))]
+    optimizers = [
+        build_optimizer(one, kind, 0.01, 0.1, products=products)
+        for one, kind in ((model, "muon"), (plain, "adamw"))
+    ]
     for one, optimizer in zip((model, plain), optimizers, strict=True):
         draws = generator()
         for parameter in one.parameters():
@@ -118,7 +122,10 @@ def test_muon_moves_the_layers_and_adamw_the_rest():
             values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
         step = 0.04 * 0.2 * max(parameter.shape) ** 0.5 * (left * values) @ right
         wanted = start[name].detach().numpy() * (1 - 0.04 * 0.1) - step
-        np.testing.assert_allclose(parameter.detach().numpy(), wanted, atol=1e-6)
+        # bf16 has 8 bits: 1% of a step; weights that float32 holds to 1e-8
+        error = np.linalg.norm(parameter.detach().numpy() - wanted) / np.linalg.norm(step)
+        assert error < (0.01 if products else 1e-5), name
+        assert parameter.dtype == torch.float32
 
 
 def test_the_momentum_of_muon_looks_ahead():
@@ -223,9 +230,7 @@ def test_the_same_on_a_gpu(kind):
     restored.step()
     optimizers[0].step()
     for ours, theirs in zip(model.parameters(), there.parameters(), strict=True):
-        # Newton-Schulz runs in bf16 (8 bits): its steps of 0.016 differ by some 1e-4
-        atol = 1e-3 if kind == "muon" else 1e-5
-        np.testing.assert_allclose(ours.detach(), theirs.detach().cpu(), atol=atol)
+        np.testing.assert_allclose(ours.detach(), theirs.detach().cpu(), atol=1e-5)
 
 
 def test_state_of_another_size_is_refused():

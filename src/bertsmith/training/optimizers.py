@@ -102,15 +102,14 @@ class Muon(Eager):
         b = 0.95 b + g
         w = (1 - rate decay) w - 0.2 rate sqrt(longer side) O(g + 0.95 b)
 
-    PyTorch's own multiplies in bf16 everywhere, which takes fifteen times as long on a CPU without
-    instructions for it.
+    The products of O are in the type `products`, by default that of the weights. PyTorch's own are
+    in bf16 everywhere: a quarter of float32's time on a CPU with tiles for it, fifteen times as
+    long on one without instructions for it.
     """
 
-    def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "orthogonal": False})
+    def __init__(self, params: Any, products: torch.dtype | None, **settings: Any) -> None:
+        super().__init__(params, {**settings, "orthogonal": False})
+        self.products = products
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
@@ -137,7 +136,8 @@ class Muon(Eager):
         momentum = state["momentum"].mul_(MOMENTUM).add_(gradient)
         size = 0.2 * group["lr"] * max(weight.shape) ** 0.5
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.sub_(orthogonalized(gradient + MOMENTUM * momentum).to(weight) * size)
+        ahead = (gradient + MOMENTUM * momentum).to(self.products or weight.dtype)
+        weight.sub_(orthogonalized(ahead).to(weight) * size)
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
     Newton-Schulz iterations of Jordan's polynomial, 3.4445 s - 4.775 s^3 + 2.0315 s^5, on S divided
     by its norm; those near 0 grow 41 times. With three tiny learned as much in 336 steps as with
-    Jordan's five (docs/design/lab.md). In bf16 on a GPU, else in float32.
+    Jordan's five (docs/design/lab.md).
 
     >>> found = orthogonalized(torch.diag(torch.tensor([5.0, 3.0, 0.01])))
     >>> [round(value, 2) for value in found.diag().tolist()]
@@ -154,8 +154,6 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if is_tall else matrix  # [short, long]
     x = x / x.norm().clamp(min=1e-7)
-    if x.is_cuda:
-        x = x.bfloat16()
     first, third, fifth = 3.4445, -4.775, 2.0315  # of the polynomial
     for _ in range(3):
         gram = x @ x.mT
@@ -210,13 +208,15 @@ def build_optimizer(
     weight_decay: float,
     layer_decay: float = 1.0,
     reader_rate: float = 1.0,
+    products: torch.dtype | None = None,
 ) -> Optimizer:
     """An optimizer for the model's parameters, which must be on their device already.
 
     kind "adamw": bias-corrected; "paper-adam": without the correction; "lamb": for batches of
     thousands of rows; "muon": the layers' matrices by Muon, at twice the rate, all else by AdamW.
-    The first two take a `layer_decay` and a `reader_rate` (`layer_groups`). A group's "rate_scale"
-    is for the loop, which sets the rates.
+    The first two take a `layer_decay` and a `reader_rate` (`layer_groups`); Muon multiplies in the
+    type `products`, by default the weights'. A group's "rate_scale" is for the loop, which sets the
+    rates.
 
     Errors: ValueError for an unknown kind.
     """
@@ -245,7 +245,7 @@ def build_optimizer(
             {**decayed, "params": outer},
             plain,
         ]
-        return Muon(groups, **settings)
+        return Muon(groups, products, **settings)
     raise ValueError(f"optimizer '{kind}': known are {', '.join(OPTIMIZERS)}")
 
 

@@ -142,7 +142,8 @@ def pretrain(
         rate = settings.learning_rate or default_rate(hidden_size)
         settings = replace(settings, learning_rate=rate)
         tasks = pretraining_tasks(network, store, settings, engine)
-        optimizer = build_optimizer(network, settings.optimizer, rate, settings.weight_decay)
+        how = settings.optimizer, rate, settings.weight_decay
+        optimizer = build_optimizer(network, *how, products=engine.autocast_dtype)
         state, adam = TrainingState(), None
         if checkpoint:
             state = _restored(checkpoint, network, optimizer)

@@ -373,7 +373,8 @@ class Trial:
 
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
-        return build_optimizer(self._model, self._settings.optimizer, 0.0, 0.0)
+        how = self._settings.optimizer, 0.0, 0.0
+        return build_optimizer(self._model, *how, products=self._engine.autocast_dtype)
 
     @cached_property
     def _streams(self) -> dict[int, Stream]:
