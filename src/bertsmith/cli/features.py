@@ -374,7 +374,8 @@ class Features(Answering):
     pool: Literal["none", "sum", "concatenate"] = "concatenate"
     """How several layers become one vector; none: each by itself, for learned weights."""
     align: Literal["first", "mean", "pieces"] = "first"
-    """A word's vector: of its first piece, or the mean of its pieces; pieces: one a piece."""
+    """A word's vector: of its first piece (a GPT's last), or the mean of its pieces; pieces: one a
+    piece."""
     text: str | None = None
     """Column with the text of a table. Default: text."""
     document_context: bool = False

@@ -56,7 +56,8 @@ class Extraction:
     pool: Pool = "concatenate"
     """The way from layers to one vector; none: each by itself, [W, layers, H]."""
     align: Align = "first"
-    """A row a word: of its first piece (the paper's), the mean of its pieces; or a row a piece."""
+    """A row a word: of its first piece (the paper's), a GPT's last, which has seen the others; the
+    mean of its pieces; or a row a piece."""
     max_length: int | None = None
     """Tokens of a row, of which a longer sentence has several. None: at most 512."""
     document_context: bool = False
@@ -118,6 +119,8 @@ def word_vectors(
         # a word without a piece is [UNK]
         sizes = np.diff(encoded.boundaries).clip(1, extraction.encoding.max_length - 2)
     first = features.by_word(np.arange(len(features.ids)))  # the token of each word's first piece
+    if tokenizer.vocabulary.left_to_right:  # of its last, which has seen the others
+        first = first - (sizes - 1)
     positions = concatenated_ranges(first, sizes)  # [P], in the order of the words and of the rows
     words = np.repeat(np.arange(len(sizes)), sizes)  # [P]
     rows_per_word = np.ones_like(sizes) if align == "mean" else sizes

@@ -18,6 +18,7 @@ from bertsmith.inference.evaluation.held_out import (
 )
 from bertsmith.model.config import ModelConfig
 
+from ...gpt import write_openai
 from ...tiny import bertsmith, piece_tokenizer, random_model, refused, write
 
 COARSE = piece_tokenizer("the cats dogs sat on mat .")
@@ -112,6 +113,21 @@ def test_a_word_that_cannot_be_spelled_is_counted_apart(tmp_path):
     masked = [word for word, hidden in zip(words, is_masked, strict=True) if hidden]
     nats, unknown = word_nats(library.load(folder), rows, is_masked)
     assert unknown == masked.count("zebra") > 0 and len(nats) == len(masked) - unknown
+
+
+def test_a_gpt_is_not_asked_for_the_first_piece_of_a_row(tmp_path):
+    """62 pieces a row of 64 words, so the first word of what is left is told by nothing."""
+    write_openai(tmp_path / "gpt")
+    model = library.load(tmp_path / "gpt")
+    model.piece_log_probabilities = lambda features, places, ids, counts: -np.ones(len(ids))
+    rows = [["house"] * 64]
+    pieces = len(model.tokenizer.encode_batch(["house"], offsets=False).ids)
+    is_masked = np.arange(64) > 0
+    room = model.config.max_positions - 2
+    starts = np.arange(0, 64, room // pieces)[1:]  # of the parts behind the first
+    nats, unknown = word_nats(model, rows, is_masked)
+    assert len(starts) and unknown == 0 and len(nats) == 63 - len(starts)
+    assert (nats == pieces).all()
 
 
 def test_the_command(tmp_path):

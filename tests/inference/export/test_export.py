@@ -6,6 +6,8 @@ import subprocess
 from hashlib import sha256
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -320,6 +322,21 @@ def test_what_is_refused_before_any_work(tmp_path, target):
     if target.name == "onnx":
         assert "no bf16 products on a CPU" in refused(*base, "--bf16")
     assert not out.exists()
+
+
+def test_the_dev_set_of_training_is_read_as_it_was_then(tmp_path):
+    """Rows without a label are left out again, and parts of a parquet are found again."""
+    rows = [f"{LINES[k % 4]} {'abcdefgh'[k // 4]},{NAMES[k % 3]}" for k in range(30)]
+    train = write(tmp_path / "train.csv", ["text,label", *rows, "the cat,"])
+    made_of = {"task": "classify", "text": "text", "label": "label", "data": str(train)}
+    split = made_of | {"dev": "10% of train", "skip_unlabelled": True}
+    subject = find_subject(bertsmith.load(made(tmp_path / "split", run=split)), None)
+    assert subject.source == f"10% of train, {train}" and len(subject.rows) == 3
+    table = pa.table({"text": LINES, "label": [NAMES[k % 3] for k in range(4)]})
+    pq.write_table(table, tmp_path / "validation-00000-of-00001.parquet")
+    found = made_of | {"dev": str(tmp_path / "validation-*.parquet")}
+    subject = find_subject(bertsmith.load(made(tmp_path / "found", run=found)), None)
+    assert subject.source == found["dev"] and len(subject.rows) == 4
 
 
 def test_an_lstm_is_refused_by_name(tmp_path):

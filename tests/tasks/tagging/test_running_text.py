@@ -121,6 +121,8 @@ def words(text):
         ("1. Rome won 2.", "1. Rome won 2 ."),
         ("so... -- well", "so ... -- well"),
         ("see https://a.b/c?d=e, ann.lee@x.org.", "see https://a.b/c?d=e , ann.lee@x.org ."),
+        ("www.a.b..c/(d)e, (http://e.f!)", "www.a.b..c/(d)e , ( http://e.f ! )"),
+        (f"https://{'.' * 200_000}a b", None),  # quadratic, it would take minutes
         ("“Café” — naïve…", "“ Café ” — naïve …"),
         ("東京です。", "東 京 です 。"),
         (

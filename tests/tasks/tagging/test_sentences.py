@@ -230,8 +230,12 @@ def test_text_without_tags(tmp_path):
 def test_text_that_has_columns():
     columns = ["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"]
     assert tagging.has_columns(columns, ["O", "B-LOC"])
-    for text in (["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]):
-        assert not tagging.has_columns(text, ["O", "B-PER"])
+    assert tagging.has_columns(["Ann NNP", "sings VBZ", ". ."], ["NNP", "VBZ", "."])
+    single, sentences = ["World War I"], ["Ann sings .", "Bob runs ."]
+    ragged = ["plan B", "the other plan B"]
+    others = ["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]
+    for text in (single, sentences, ragged, *others):
+        assert not tagging.has_columns(text, ["O", "B-PER", "."])
 
 
 def test_a_row_of_the_answer_for_each_of_a_table(tmp_path):

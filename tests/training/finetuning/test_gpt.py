@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import bertsmith as library
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.checkpoints.reading import load_tokenizer
@@ -87,6 +88,24 @@ def test_a_word_is_labelled_at_its_last_piece(tmp_path):
         rows = featurize_sentences(tokenizer, data, np.array([0, 1, 2]), EncodingSettings(16))
         assert np.flatnonzero(rows.word_numbers >= 0).tolist() == places
         assert rows.labels[places].tolist() == rows.word_numbers[places].tolist() == [0, 1, 2]
+
+
+def test_the_pieces_of_a_word_are_those_before_its_last(gpt, tmp_path):
+    rows = [f"the {name} house {k},{name}" for name in ("old", "green") for k in range(20)]
+    data, out = write(tmp_path / "data.csv", ["text,label", *rows]), tmp_path / "tuned"
+    about = {"epochs": 1, "max_length": 32, "evals_per_epoch": 0, "max_retries": 0}
+    library.finetune("classify", data=data, model=gpt, out=out, device="cpu", **about)
+    model = load(out)
+    words, borders = model.tokenizer.encode_batch(["greenhouse", "old"]), model.tokenizer.vocabulary
+    row = torch.tensor([[borders.cls_id, *words.ids, borders.sep_id]])
+    encoder = load_model(out, SequenceClassifier).model.encoder.eval()
+    with torch.inference_mode():
+        states = encoder(row)[0, 1:-1].numpy()
+    parts = np.split(states, words.boundaries[1:2])
+    assert [len(part) for part in parts] == [4, 1]
+    for align, expected in (("pieces", states), ("mean", [part.mean(0) for part in parts])):
+        found = model.features("greenhouse old", align=align)
+        np.testing.assert_allclose(found, expected, atol=1e-4)  # float32 in another order
 
 
 def test_new_pieces_are_drawn_by_the_seed(gpt):

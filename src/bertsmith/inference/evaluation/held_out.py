@@ -89,7 +89,7 @@ def word_nats(
     model: Runner, rows: Sequence[Sequence[str]], is_masked: np.ndarray
 ) -> tuple[np.ndarray, int]:
     """The nats of each masked word, float64 [N], without those that have [UNK], whose number
-    follows."""
+    follows, and those of which the model does not tell every piece."""
     vocabulary, is_bare = model.tokenizer.vocabulary, model.config.family == "gpt"
     room = model.config.max_positions - 2
     pieces, _ = encode_words(model.tokenizer, [word for row in rows for word in row], room)
@@ -116,7 +116,9 @@ def word_nats(
     found = model.piece_log_probabilities(features, places[asked], ids[asked], ones)
     nats = np.bincount(word_of[asked], -found, minlength=len(is_masked))
     has_unknown = np.bincount(word_of, ids == vocabulary.unk_id, minlength=len(is_masked)) > 0
-    return nats[is_masked & ~has_unknown], int((is_masked & has_unknown).sum())
+    # a GPT does not tell the first piece of a row
+    is_whole = np.bincount(word_of[asked], minlength=len(is_masked)) == np.diff(edges)
+    return nats[is_masked & is_whole & ~has_unknown], int((is_masked & has_unknown).sum())
 
 
 def _spans(edges: np.ndarray, sizes: Sequence[int], room: int) -> Iterator[tuple[int, int]]:

@@ -31,7 +31,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.answer_files import read_texts
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import text_features
-from bertsmith.text.readers.tables import file_suffix
+from bertsmith.text.readers.tables import file_suffix, parts
 from bertsmith.training.finetuning.task_types.base import DEV_RATIO, DEV_SEED
 
 MOST_TEXTS = 256  # of a model without a task, whose outputs are the largest
@@ -170,11 +170,12 @@ def _own_dev(predictor: Predictor) -> tuple[str, Any] | None:
     """The dev set of a run by its run.json, if its files are still there, and its name."""
     settings = read_run(predictor.folder).get("settings", {})
     task_type, model_task = predictor.task_type, predictor.model_task
-    task, names = model_task.task, model_task.label_names
+    skips = bool(settings.get("skip_unlabelled"))
+    task, names = replace(model_task.task, skip_unlabelled=skips), model_task.label_names
     train, dev = (Path(str(settings.get(name, ""))) for name in ("data", "dev"))
-    if dev.is_file():
+    if parts(dev):
         return str(dev), task_type.read(dev, task, names)
-    if str(settings.get("dev", "")).endswith("of train") and train.is_file():
+    if str(settings.get("dev", "")).endswith("of train") and parts(train):
         data = task_type.read(train, task, names)
         return f"{settings['dev']}, {train}", task_type.split_dev(data, DEV_RATIO, DEV_SEED)[1]
     return None

@@ -44,11 +44,12 @@ _LETTER = "[0-9A-Za-z]"
 _NOT = rf"[nN]'[tT](?!{_LETTER})"
 _CLITIC = rf"'(?:[sSmMdD]|re|ve|ll|RE|VE|LL)(?!['-]?{_LETTER})"
 _RUN = rf"(?:(?!{_NOT}){_LETTER})+"
+_CLOSING = r".,;:!?)\]>'\""  # at the end of an address they are not its own
 _INNER = rf"(?!{_CLITIC})[-.&_+@'](?={_LETTER})|(?<=[0-9])[,:/](?=[0-9])"
 _WORD = re.compile(
     "|".join(
         [
-            r"(?:https?://|www\.)[^\s\x01\x80]+?(?=[.,;:!?)\]>'\"]*(?:[\s\x01\x80]|$))",
+            rf"(?:https?://|www\.)(?:[^\s\x01\x80{_CLOSING}]++|[{_CLOSING}]++(?![\s\x01\x80]|$))+",
             r"^[0-9]+\.(?=\s)",
             rf"(?:{_LETTER}++-)*(?:[A-Za-z]\.){{2,}}(?:-{_LETTER}+)*(?!{_LETTER})",
             rf"(?:[A-Z]|{'|'.join(ABBREVIATIONS.split())})\.(?=\s+\S)",

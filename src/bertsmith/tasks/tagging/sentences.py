@@ -161,19 +161,24 @@ def check_words(sentences: Sentences) -> Sentences:
 
 
 def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
-    """True for lines of CoNLL columns: each ends with a tag, of `names` or of a scheme.
+    """True for several lines of CoNLL columns: as many in each, and a tag, of `names` or of a
+    scheme, at the end.
+
+    A single line is a text, which may end in "Vitamin B"; so are lines of which each ends in a
+    full stop, a tag of some parts of speech.
 
     >>> has_columns(["Ann B-PER", "sings O", ""], ["O"]), has_columns(["Ann sings"], ["O"])
     (True, False)
     """
-    rows = _split_words(lines)
-    return bool(rows) and all(
-        len(row) > 1 and (row[-1] in names or is_prefixed(row[-1])) for row in rows
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    ends = [row[-1] for row in rows]
+    return (
+        len(rows) > 1
+        and len(rows[0]) > 1
+        and len(set(map(len, rows))) == 1
+        and all(end in names or is_prefixed(end) for end in ends)
+        and any(end.isalnum() or is_prefixed(end) for end in ends)
     )
-
-
-def _split_words(lines: Sequence[str]) -> list[list[str]]:
-    return [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
 
 
 @dataclass
@@ -347,8 +352,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
     suffix = file_suffix(path)
     if suffix == ".txt":
         text = [line for _, line in text_lines(str(path), COLUMN)]
-        rows = _split_words(text)  # a single line is a text, which may end in "Vitamin B"
-        if len(rows) > 1 and len(set(map(len, rows))) == 1 and has_columns(text, ("O",)):
+        if has_columns(text, ("O",)):
             suffix = None
     if suffix is None and column is not None:
         raise ValueError(f"`text={column!r}`: {path} is read as CoNLL columns, the word first")
