@@ -66,9 +66,6 @@ class EchoModel:
     def job(self, method, items):
         return Job("echo/classify", self, self.call, items, [10] * len(items))
 
-    def answer_size(self, method, tokens):
-        return 0
-
     def public(self, message):
         return message.replace("/secret/place", "model 'echo'")
 

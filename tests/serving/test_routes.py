@@ -2,17 +2,25 @@
 
 import base64
 import dataclasses
+import itertools
+import json
+import os
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import bertsmith
 from bertsmith.base import VERSION
+from bertsmith.checkpoints.model_folder import BareModel
 from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.inference.engines.runner import Runner
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
 
 from ..inference.test_api import CONTEXT, QUESTION, write_models
+from ..tiny import piece_tokenizer, random_model, write
 from .serving_tools import application, ask
 
 TEXTS = ["a good film", "bad"]
@@ -157,6 +165,7 @@ REFUSED = {
     "one option": ("/v1/choose", {"prompt": "a", "options": ["b"]}, "options", "length >= 2"),
     "dimensions": ("/v1/embed", {"text": "a", "dimensions": 17}, None, "17"),
     "no way to pool": ("/v1/embed", {"text": "a", "pool": "sum"}, "pool", "'sum'"),
+    "a long prompt": ("/v1/embed", {"text": "a", "prompt": "x" * 10**6}, "prompt", "<= 4096"),
     "no such label": ("/v1/explain", {"text": "a film", "label": "fine"}, None, "'fine'"),
     "an empty text": ("/v1/explain", {"text": ""}, None, ""),
 }
@@ -168,6 +177,108 @@ def test_what_cannot_be_is_refused_with_its_field(app, folder, case):
     answer = ask(app, "POST", path, body)
     assert (answer.status, answer.body["error"]["param"]) == (422, field), answer
     assert message in answer.body["error"]["message"] and str(folder) not in str(answer)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model that fills masks with any of 4,802 pieces, each of four letters."""
+    words = ["".join(letters) for letters in itertools.product("abcdefg", repeat=4)]
+    tokenizer = piece_tokenizer(" ".join([*words, *(f"##{word}" for word in words)]))
+    folder = random_model(tmp_path_factory.mktemp("wide") / "wide", tokenizer)
+    return ServedModel.open("wide", folder, choose_processor("cpu", "float32"))
+
+
+@pytest.mark.parametrize(
+    "method, text, options",
+    [
+        ("fill", "aaaa [MASK] bbbb", {"top": 5}),
+        ("fill_together", "aaaa [MASK] bbbb [MASK] cccc [MASK]", {"top": 30}),
+        ("fill_words", "aaaa [MASK] bbbb", {"top": 5, "max_pieces": 3}),
+        ("fill_words", "[MASK] aaaa [MASK]", {"top": 5, "max_pieces": 2}),
+        ("fill_candidates", "aaaa [MASK]", {"candidates": ("bbbb", "cccc", "dddd", "eeeeffff")}),
+        ("fill_candidates", "[MASK]", {"candidates": ("aaaa" * 20, "bbbb" * 20)}),
+    ],
+)
+def test_the_work_of_a_fill_is_what_the_model_reads(wide, monkeypatch, method, text, options):
+    read = []
+
+    def counting(own):
+        return lambda self, rows, *others: read.append(len(rows.ids)) or own(self, rows, *others)
+
+    for name in ("piece_logits", "piece_log_probabilities"):
+        monkeypatch.setattr(Runner, name, counting(getattr(Runner, name)))
+    job = wide.job(method, [(text,)], **options)
+    job.call(job.items, 1)
+    assert sum(read) / 2 <= sum(job.costs) <= 2 * sum(read)
+
+
+def test_what_is_read_again_is_work_again(app):
+    model = app.models["swag"]
+    job = model.job("choose", [("abcd" * 10, ["abcd", "abcd", "abcd"])])
+    assert job.costs == [3 * 12 + 3 * 3]  # a token of four letters, two at the ends of each text
+    model, part = app.models["pairs"], "the cat sat on a mat . "
+    options = {"prompt": part * 3, "long_texts": "windows"}
+    job = model.job("embed", [(part * 9,)], **options)
+    ((_, read),) = job.call(job.items, 1)
+    assert read == 63 + 7 * 23 and read / 2 <= sum(job.costs) <= 2 * read  # 9 tokens a window
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": "[MASK] " * 400, "together": True},
+        {"text": "[MASK]", "candidates": ["film " * 400, "good " * 400]},
+        {"text": "[MASK] [MASK]", "top": 1000, "max_pieces": 8},
+    ],
+)
+def test_a_small_request_of_much_work_is_refused(app, body):
+    with application(app.models, operations_of, timeout=0.5) as own:
+        answer = ask(own, "POST", "/v1/fill", body)
+    assert answer.status == 413 and "seconds of work" in answer.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/fill", {"text": ["[MASK] " * 500] * 21, "top": 1000}),
+        ("/v1/fill", {"text": ["[MASK]"] * 2048, "candidates": [f"c{k}" for k in range(1000)]}),
+        ("/embed_sparse", {"inputs": ["a"] * 2048}),
+    ],
+)
+def test_an_answer_that_is_too_large_is_refused(wide, path, body):
+    with application({"wide": wide}, operations_of) as own:
+        answer = ask(own, "POST", path, body)
+    assert answer.status == 413 and "numbers, of 10,000,000 at most" in str(answer.body)
+
+
+def similar(folder, seed, pool):
+    """A folder of sentence-transformers with a Dense module."""
+    random_model(folder, piece_tokenizer("the cat sat"), BareModel, seed=seed)
+    kinds = {"": "a.Transformer", "1_Pooling": "a.Pooling", "2_Dense": "a.Dense"}
+    modules = [{"path": path, "type": kind} for path, kind in kinds.items()]
+    write(folder / "modules.json", json.dumps(modules))
+    write(folder / "1_Pooling" / "config.json", json.dumps({"pooling_mode": pool}))
+    sizes = {"in_features": 16, "out_features": 4, "bias": False}
+    write(folder / "2_Dense" / "config.json", json.dumps(sizes))
+    weight = np.random.default_rng(seed).normal(size=(4, 16)).astype(np.float32)
+    save_file({"linear.weight": weight}, folder / "2_Dense" / "model.safetensors")
+    return folder
+
+
+def test_a_folder_in_the_place_of_another_changes_no_answer(tmp_path):
+    other, own = similar(tmp_path / "other", 2, "cls"), similar(tmp_path / "own", 1, "mean")
+    expected = bertsmith.load(own).embed("the cat sat", dimensions=3)
+    model = ServedModel.open("own", own, choose_processor("cpu", "float32"))
+    model.warm_up()
+    os.rename(own, tmp_path / "before")
+    os.rename(other, own)
+    with application({"own": model}, operations_of) as app:
+        (found,) = posted(app, "/v1/embed", text="the cat sat", dimensions=3)
+        assert np.allclose(found["vector"], expected, atol=1e-5)
+        refused = ask(app, "POST", "/v1/attention", {"text": "the cat"})
+        assert refused.status == 422 and "SIGHUP" in refused.body["error"]["message"]
+        shutil.rmtree(own)
+        assert ask(app, "POST", "/v1/attention", {"text": "the cat"}).status == 422
 
 
 def test_a_model_that_cannot_and_one_that_is_not(app):

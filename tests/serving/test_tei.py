@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 import bertsmith
+from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.model.heads import SequenceClassifier
 from bertsmith.serving.batching import Busy
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
 
-from ..tiny import write
+from ..tiny import random_model, write
 from .serving_tools import application, ask, metrics, until
 from .small_models import LONG, TEXTS, TOKENIZER, same
 
@@ -176,6 +178,18 @@ def test_ranks(post, folders):
     assert single.status == 422 and "reads pairs" in single.body["error"]
 
 
+def test_a_pair_for_a_model_of_single_texts_is_refused(tmp_path):
+    folder = tmp_path / "single"
+    random_model(folder, TOKENIZER, SequenceClassifier, 1, extra_config={"kind": "regress"}, run={})
+    model = ServedModel.open("single", folder, choose_processor("cpu", "float32"))
+    with application({"single": model}, operations_of) as app:
+        assert ask(app, "POST", "/predict", {"inputs": "ann left"}).status == 200
+        ranked = {"query": "who left", "texts": TEXTS}
+        for path, body in (("/predict", {"inputs": ["ann", "left"]}), ("/rerank", ranked)):
+            given = ask(app, "POST", path, body)
+            assert given.status == 422 and "reads single texts" in given.body["error"]
+
+
 def test_similarities(post, folders):
     one, *others = bertsmith.load(folders / "vectors").embed(TEXTS)
     lengths = np.linalg.norm(others, axis=1) * np.linalg.norm(one)
@@ -313,6 +327,22 @@ def test_a_body_that_cannot_be_read_is_refused_in_plain_text(post, body, headers
     given = post("/embed", body, headers=headers, max_body=500)
     assert given.status == status and message in given.body
     assert given.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/predict", {"parameters": {"top_k": 0}}),
+        ("/predict", {"parameters": {"top_k": -1}}),
+        ("/embed", {"prompt_name": "x" * 10**6}),
+        ("/tokenize", {"prompt_name": "x" * 10**6}),
+    ],
+)
+def test_a_number_or_prompt_out_of_bounds(post, path, more):
+    given = post(path, {"inputs": "ann"} | more)
+    assert given.status == 422 and given.body.startswith(b"Failed to deserialize the JSON body")
+    one = post("/predict", {"inputs": "ann", "parameters": {"top_k": 1}}).body
+    assert len(one[0]) == 1
 
 
 def test_a_wrong_key_is_refused_without_a_word(post, tmp_path):

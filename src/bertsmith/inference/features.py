@@ -81,7 +81,8 @@ class Extraction:
     @property
     def encoding(self) -> EncodingSettings:
         """The encoding of the model's rows."""
-        length = self.max_length or min(512, self.config.max_positions)
+        most = min(512, self.config.max_positions)
+        length = most if self.max_length is None else self.max_length
         return EncodingSettings(max_length=length, document_context=self.document_context)
 
     @property

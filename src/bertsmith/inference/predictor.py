@@ -142,7 +142,7 @@ class Predictor(Runner):
         task = self.model_task.task
         if task.text_pair is not None and second is None:
             raise ValueError(f"{self.folder}: trained on pairs of texts: give `text_pair`, too")
-        if task.text_pair is None and second is not None and self._says_columns:
+        if task.text_pair is None and second is not None and self.says_columns:
             raise ValueError(f"{self.folder}: trained on single texts: leave `text_pair` out")
         if not first:
             return []
@@ -153,7 +153,7 @@ class Predictor(Runner):
         return self.task_type.label_fields(self.predict(examples), self.model_task)  # type: ignore
 
     @functools.cached_property
-    def _says_columns(self) -> bool:
+    def says_columns(self) -> bool:
         """False of a model of own data by others, who do not say what columns it was trained on."""
         is_published = self.model_task.task.name not in OWN_KINDS
         return (

@@ -25,9 +25,10 @@ from typing import Any, NoReturn
 import msgspec
 import orjson
 
+from bertsmith.base.settings import nearest
 from bertsmith.serving.batching import Batcher, Busy, Job
 from bertsmith.serving.metrics import Metrics
-from bertsmith.serving.models import ServedModel, choose_model
+from bertsmith.serving.models import ServedModel
 from bertsmith.serving.settings import ServingSettings
 
 WATCHED_AFTER = 0.05  # seconds until somebody looks whether the client is still there
@@ -327,8 +328,12 @@ class Application:
                 413,
                 f"about {seconds:,.0f} seconds of work, of {timeout:g} at most: send less at once",
             )
-        if (size := model.answer_size(method, sum(job.tokens))) > MAX_NUMBERS:
-            raise Refused(413, f"an answer of {size:,} numbers, of {MAX_NUMBERS:,} at most")
+        if job.numbers > MAX_NUMBERS:
+            raise Refused(
+                413,
+                f"an answer of {job.numbers:,} numbers, of {MAX_NUMBERS:,} at most: send less at"
+                " once, or ask for fewer of each",
+            )
         request.jobs.append(job)
         try:
             return await self.batcher.run(job)
@@ -424,6 +429,29 @@ def decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise Refused(422, message, field) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON in UTF-8: {error}") from error
+
+
+def choose_model(
+    models: dict[str, ServedModel], name: str | None, methods: Sequence[str]
+) -> ServedModel:
+    """The model of that name, or without one the first that was made for one of the methods, or
+    can do it besides.
+
+    Errors: ValueError for an unknown name, and a model that can do none of them.
+    """
+    if name is not None:
+        if name not in models:
+            raise ValueError(f"model {name!r}: {nearest(name, models)}")
+        found = models[name]
+        if not set(methods) & set(found.methods):
+            raise ValueError(
+                f"model {name!r} cannot {' or '.join(methods)}, but {', '.join(found.methods)}"
+            )
+        return found
+    for found in sorted(models.values(), key=lambda model: model.methods[0] not in methods):
+        if set(methods) & set(found.methods):
+            return found
+    raise ValueError(f"no model here can {' or '.join(methods)}")
 
 
 def read_keys(path: Path) -> list[bytes]:

@@ -52,6 +52,8 @@ class Job:
     """The tokens of each item, about: its share of the memory."""
     costs: Sequence[int] = ()
     """Tokens that the model reads for each item, in all its passes; (): in one."""
+    numbers: int = 0
+    """In the answers, at most; 0: few."""
     answers: list[Any] = field(default_factory=list)
     began: float | None = None
     """Start of its first call, by `time.perf_counter`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertsmith.base.settings import nearest
-from bertsmith.inference.embeddings.pooling import PoolingSettings, pooling_settings
+from bertsmith.inference.embeddings.pooling import (
+    PoolingSettings,
+    SimilarityTraining,
+    pooling_settings,
+    training_of,
+)
 from bertsmith.inference.embeddings.texts import TextRows, embed, finished
+from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER
 from bertsmith.inference.explanation import rolled_out
-from bertsmith.inference.fill import fill_candidates, fill_words
+from bertsmith.inference.fill import BEAM, MASK, MAX_COMBINATIONS, fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor
 from bertsmith.serving.batching import Call, Job
 from bertsmith.tasks.features import Features, cumulate, gather_spans, text_rows
@@ -49,6 +55,10 @@ class ServedModel:
     predictor: ServedPredictor
     opened: float
     """The time when it was opened, in seconds since 1970."""
+    trained: SimilarityTraining
+    """What its folder said of vectors then."""
+    weights: list[tuple[int, ...]]
+    """Its files of weights then, see `stamps`."""
     _twins: dict[int, ServedPredictor] = field(default_factory=dict)
     """The predictor by threads; each keeps what it has made once."""
     _alone: threading.Lock = field(default_factory=threading.Lock)
@@ -57,7 +67,10 @@ class ServedModel:
     @classmethod
     def open(cls, name: str, folder: Path, processor: Processor) -> ServedModel:
         """Open a model's folder. Errors: ValueError as `bertsmith.load`."""
-        return cls(name, folder, ServedPredictor(folder, processor), time.time())
+        weights, trained = stamps(folder), training_of(folder)
+        dense = tuple(layer.in_memory() for layer in trained.dense)
+        predictor = ServedPredictor(folder, processor)
+        return cls(name, folder, predictor, time.time(), replace(trained, dense=dense), weights)
 
     @property
     def is_native(self) -> bool:
@@ -144,12 +157,9 @@ class ServedModel:
         return compute
 
     def check_unchanged(self) -> None:
-        """Errors: ValueError if weights that PyTorch reads only now may be others than those that
-        are served."""
-        weights = [
-            path for path in self.folder.iterdir() if path.suffix in (".safetensors", ".bin")
-        ]
-        if max((path.stat().st_ctime for path in weights), default=0.0) > self.opened:
+        """Errors: ValueError if weights that PyTorch reads only now are others than those that are
+        served."""
+        if stamps(self.folder) != self.weights:
             raise ValueError(
                 "the folder has changed since it was opened: reload the server (SIGHUP)"
             )
@@ -164,14 +174,18 @@ class ServedModel:
             key = *key, len(items[0][1])
         if method in ("classify", "score", "explain") and items:  # with a second text or without
             key = *key, len(items[0])
-        most = self._most_tokens(method, options)
-        tokens = [min(about_tokens(item), most) for item in items]
-        costs = [
-            count * passes(method, item, count, options)
-            for item, count in zip(items, tokens, strict=True)
-        ]
+        most, prompt = self._most_tokens(method, options), ""
+        if method.startswith("embed"):
+            given, own = options.get("prompt"), self.trained
+            prompt = own.prompt if given is None else own.prompts.get(given, given)
+        before, length = about_tokens(prompt) - 2, self.trained.max_length
+        room = max(1, (length or self.predictor.config.max_positions) - 2 - before)
+        # the prompt stands before each window
+        tokens = [min(k + before * -(-k // room), most) for k in map(about_tokens, items)]
+        costs = work(method, items, tokens, options)
+        numbers = self._numbers(method, items, tokens, options)
         kind = f"{self.name}/{method}"
-        return Job(kind, key, self.call(method, **options), items, tokens, costs)
+        return Job(kind, key, self.call(method, **options), items, tokens, costs, numbers)
 
     def _most_tokens(self, method: str, options: dict[str, Any]) -> int:
         """Tokens that are read of a text: of one that is cut no more than the model reads."""
@@ -185,17 +199,26 @@ class ServedModel:
                 return encoding.max_length
         return 1 << 40
 
-    def answer_size(self, method: str, tokens: int) -> int:
-        """Numbers in the answers to so many tokens, of methods that give many for each."""
-        config = self.predictor.config
+    def _numbers(
+        self, method: str, items: Sequence[Any], tokens: Sequence[int], options: dict[str, Any]
+    ) -> int:
+        """Numbers in the answers, at most, of methods that give many for a token or text."""
+        config, pieces = self.predictor.config, len(self.predictor.tokenizer.vocabulary)
+        if method == "embed_sparse":  # a piece and its weight
+            return 2 * pieces * len(items)
+        if method == "fill_candidates":
+            return 5 * len(options["candidates"]) * len(items)
+        if method.startswith("fill"):  # a piece and its probability
+            return 2 * min(options["top"], pieces) * sum(item[0].count(MASK) for item in items)
         attention = config.num_layers * config.num_heads * ATTENTION_TOKENS
-        return tokens * {"attention": attention, "embed_tokens": config.hidden_size}.get(method, 0)
+        each = {"attention": attention, "embed_tokens": config.hidden_size}.get(method, 0)
+        return each * sum(tokens)
 
     @functools.cached_property
     def pooling(self) -> Callable[[tuple[tuple[str, Any], ...]], PoolingSettings]:
         """The way to vectors for some options. Errors: ValueError as `pooling_settings`."""
         return functools.lru_cache(16)(
-            lambda options: pooling_settings(self.folder, **dict(options))
+            lambda options: pooling_settings(self.trained, **dict(options))
         )
 
     def public(self, message: str) -> str:
@@ -203,19 +226,48 @@ class ServedModel:
         return message.replace(str(self.folder), f"model '{self.name}'")
 
 
-def passes(method: str, item: Any, tokens: int, options: dict[str, Any]) -> int:
-    """Passes of the model for a text, about.
+def stamps(folder: Path) -> list[tuple[int, ...]]:
+    """What tells a folder's files of weights from others that take their place."""
+    found = [path.stat() for path in model_files(folder)[0]]
+    return [(own.st_dev, own.st_ino, own.st_mtime_ns, own.st_size) for own in found]
 
-    >>> passes("fill_words", ("[MASK] or [MASK]",), 7, {"max_pieces": 3})
-    9
+
+def work(
+    method: str, items: Sequence[Any], tokens: Sequence[int], options: dict[str, Any]
+) -> list[int]:
+    """Tokens that the model reads for each item in all its passes, about; fill.py has the passes.
+
+    >>> work("fill_together", [("[MASK] or [MASK]",)], [7], {"top": 5})
+    [147]
     """
-    if method == "explain" and options.get("method") == "occlusion":
-        return tokens  # one for each word
-    if method == "fill_candidates":
-        return len(options["candidates"])
+    width = max(options.get("top", 0), BEAM)
+
+    def searched(masks: int) -> int:  # rows: one for the first mask, then all of the beam
+        return 1 + (max(masks, 1) - 1) * width
+
+    def words(text: str, count: int) -> int:
+        most, masks = options["max_pieces"], max(1, text.count(MASK))
+        if most**masks > MAX_COMBINATIONS:  # it is refused
+            return count
+        sums = map(sum, itertools.product(range(1, most + 1), repeat=masks))
+        return sum(2 * searched(k) * (count - masks + k) for k in sums)  # found, then scored
+
+    both = list(zip(items, tokens, strict=True))
+    if method == "explain" and options.get("method") == "occlusion":  # a pass for each word
+        return [count * count for count in tokens]
+    if method == "choose":  # the prompt is read with every option
+        return [count + (len(item[1]) - 1) * about_tokens(item[0]) for item, count in both]
+    if method == "fill_together":
+        return [count * searched(item[0].count(MASK)) for item, count in both]
     if method == "fill_words":
-        return min(options["max_pieces"] ** item[0].count("[MASK]"), 64)
-    return 1
+        return [words(item[0], count) for item, count in both]
+    if method == "fill_candidates":
+        sizes = [max(1, about_tokens(one) - 2) for one in options["candidates"]]
+        # a row a piece; that of the last is one for all candidates of as many pieces
+        rows = [(size, size - 1) for size in sizes] + [(size, 1) for size in set(sizes)]
+        own = sum(size * times for size, times in rows)
+        return [own + (count - 1) * sum(times for _, times in rows) for count in tokens]
+    return [*tokens]
 
 
 def about_tokens(item: Any) -> int:
@@ -229,29 +281,6 @@ def about_tokens(item: Any) -> int:
     if isinstance(item, str):
         return 2 + (len(item) if item.isascii() else len(item.encode(errors="replace"))) // 4
     return sum(map(about_tokens, item)) if isinstance(item, tuple | list) else 0
-
-
-def choose_model(
-    models: dict[str, ServedModel], name: str | None, methods: Sequence[str]
-) -> ServedModel:
-    """The model of that name, or without one the first that was made for one of the methods, or
-    can do it besides.
-
-    Errors: ValueError for an unknown name, and a model that can do none of them.
-    """
-    if name is not None:
-        if name not in models:
-            raise ValueError(f"model {name!r}: {nearest(name, models)}")
-        found = models[name]
-        if not set(methods) & set(found.methods):
-            raise ValueError(
-                f"model {name!r} cannot {' or '.join(methods)}, but {', '.join(found.methods)}"
-            )
-        return found
-    for found in sorted(models.values(), key=lambda model: model.methods[0] not in methods):
-        if set(methods) & set(found.methods):
-            return found
-    raise ValueError(f"no model here can {' or '.join(methods)}")
 
 
 def _embed(

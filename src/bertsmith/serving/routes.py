@@ -23,6 +23,7 @@ from bertsmith.tasks.vectors import Pool
 
 Texts = str | Annotated[list[str], Meta(min_length=1)]
 Top = Annotated[int, Meta(ge=1, le=1000)]
+Prompt = Annotated[str, Meta(max_length=4096)]  # it is put before every text
 
 
 class Body(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +88,7 @@ class Embed(Body):
 
     text: Texts
     pool: Pool | None = None
-    prompt: str | None = None
+    prompt: Prompt | None = None
     normalize: bool | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     long_texts: LongTexts = "cut"

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.serving.application import Application, log
+from bertsmith.serving.application import Application, log, read_keys
 from bertsmith.serving.metrics import Metrics
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
@@ -144,6 +144,8 @@ class Supervisor:
 
     def open_models(self) -> Application:
         """Read the models and try each: an application that is not yet started."""
+        if self.settings.api_key_file:  # before what takes long
+            read_keys(self.settings.api_key_file)
         started = time.perf_counter()
         models = {
             name: ServedModel.open(name, open_model_folder(given), self.processor)

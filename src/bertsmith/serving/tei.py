@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Refused, Reply, Request
 from bertsmith.serving.batching import Busy
 from bertsmith.serving.models import Cut, ServedModel
+from bertsmith.serving.routes import Prompt
 from bertsmith.tasks.metrics import sigmoid, softmax
 from bertsmith.tasks.vectors import cosines
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
@@ -53,7 +54,7 @@ class TokensInputs(Inference):
     """A text, its ids, or a list of texts and of ids."""
 
     inputs: Inputs
-    prompt_name: str | None = None
+    prompt_name: Prompt | None = None
 
     @property
     def is_batch(self) -> bool:
@@ -71,7 +72,7 @@ class PipelineParameters(Struct):
     """Fields that huggingface_hub's client sends besides."""
 
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
-    top_k: int | None = None
+    top_k: Annotated[int, Meta(ge=1)] | None = None
 
 
 class PredictInputs(Inference):
@@ -106,7 +107,7 @@ class Sentences(Struct):
 class SimilarityParameters(Inference):
     """The way sentences are read."""
 
-    prompt_name: str | None = None
+    prompt_name: Prompt | None = None
 
 
 class SimilarityInputs(Struct, kw_only=True):
@@ -126,7 +127,7 @@ class TokenizeInputs(Struct, kw_only=True):
 
     inputs: str | list[str]
     add_special_tokens: bool = True
-    prompt_name: str | None = None
+    prompt_name: Prompt | None = None
     model: str | None = None
 
 
@@ -323,6 +324,9 @@ async def logits_of(
     """(The head's outputs [N, K] for texts or pairs, tokens)."""
     if model.reads_pairs and any(len(item) == 1 for item in items):
         raise Refused(422, f"model '{model.name}' reads pairs: send [text, second text]", "inputs")
+    is_single = not model.reads_pairs and model.predictor.says_columns
+    if is_single and any(len(item) == 2 for item in items):
+        raise Refused(422, f"model '{model.name}' reads single texts: send one, no pair", "inputs")
     found = await app.ask(request, model, "outputs", items, cut=cut)
     logits = np.stack([outputs for outputs, _ in found])
     if np.isnan(logits).any():

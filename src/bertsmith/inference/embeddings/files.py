@@ -84,11 +84,12 @@ def vectors_of_files(
     Texts are kept with them for a .jsonl; `flags` are what else decides the numbers. Lines on
     stderr say how many texts were cut.
     """
-    folders, print_of = [predictor.folder, *pooling.dense], predictor.tokenizer.fingerprint
+    folders = [predictor.folder, *(layer.folder for layer in pooling.dense)]
+    print_of = predictor.tokenizer.fingerprint
     request = request_digest(folders, print_of, pooling, out.suffix, flags)
     totals, found, start = [file.about() for file in files], [], 0
     total = None if None in totals else sum(count or 0 for count in totals)
-    dense = tuple(path.resolve() for path in pooling.dense)  # for processes elsewhere
+    dense = tuple(layer.in_memory() for layer in pooling.dense)  # for processes elsewhere
     make = functools.partial(_embed_window, replace(pooling, dense=dense), out.suffix == ".jsonl")
     with kept_parts(out, request, "texts", backend) as kept:
         first = files[0].first

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -45,8 +45,8 @@ class PoolingSettings:
     """Vectors have length 1."""
     lowercase: bool = False
     """Texts are lower-cased, whatever the tokenizer does."""
-    dense: tuple[Path, ...] = ()
-    """Folders of linear layers behind the pooling, in their order."""
+    dense: tuple[Dense, ...] = ()
+    """Linear layers behind the pooling, in their order."""
     dimensions: int | None = None
     """Vectors keep their first numbers, so many, before they are given length 1."""
     long_texts: LongTexts = "cut"
@@ -70,7 +70,7 @@ class PoolingSettings:
             "in windows": unit and self.max_length is None,
             f"{self.prompt!r} before every text{aside}": self.prompt,
             "lower-cased": self.lowercase,
-            "through " + ", ".join(path.name for path in self.dense): self.dense,
+            "through " + ", ".join(layer.folder.name for layer in self.dense): self.dense,
             f"the first {self.dimensions} numbers": self.dimensions is not None,
             "length 1": self.normalize,
         }
@@ -78,7 +78,7 @@ class PoolingSettings:
 
     def size(self, hidden_size: int) -> int:
         """Numbers of a vector. Errors: ValueError for more `dimensions` than there are."""
-        size = _dense_sizes(self.dense[-1])[1] if self.dense else hidden_size
+        size = self.dense[-1].sizes[1] if self.dense else hidden_size
         if self.dimensions is None:
             return size
         if not 1 <= self.dimensions <= size:
@@ -89,7 +89,7 @@ class PoolingSettings:
 
 
 def pooling_settings(
-    folder: Path,
+    of: Path | SimilarityTraining,
     pool: Pool | None = None,
     max_length: int | None = None,
     prompt: str | None = None,
@@ -99,12 +99,14 @@ def pooling_settings(
 ) -> PoolingSettings:
     """The pooling given, else as the model was trained for similarity, else the mean of all tokens.
 
-    `prompt`: the name of one of the folder's prompts, or the text itself, which is no bare word.
+    `of`: a model's folder, or what `training_of` read in it before. `prompt`: the name of one of
+    its prompts, or the text itself, which is no bare word.
 
     Errors: ValueError for a model trained in a way that is not known here, where no pool is given;
     for an unknown name of a prompt or way to read long texts.
     """
-    trained = similarity_training(folder) or SimilarityTraining()
+    trained = of if isinstance(of, SimilarityTraining) else training_of(of)
+    folder = trained.folder
     if long_texts not in get_args(LongTexts):
         raise ValueError(f"`long_texts={long_texts!r}`: known are {', '.join(get_args(LongTexts))}")
     if pool is None:
@@ -126,7 +128,7 @@ def pooling_settings(
         trained.pools_prompt,
         trained.normalize if normalize is None else normalize,
         trained.lowercase,
-        () if trained.unread else trained.dense,
+        trained.dense,
         trained.dimensions if dimensions is None else dimensions,
         long_texts,
     )
@@ -177,6 +179,12 @@ class SimilarityTraining(PoolingSettings):
     """Prompts by name."""
     unread: tuple[str, ...] = ()
     """Layers after the pooling, by their types, that are not known here."""
+    folder: Path = field(default=Path(), compare=False)
+
+
+def training_of(folder: Path) -> SimilarityTraining:
+    """As `similarity_training`, but where nothing tells of one it is without settings."""
+    return similarity_training(folder) or SimilarityTraining(folder=folder)
 
 
 def similarity_training(folder: Path) -> SimilarityTraining | None:
@@ -205,8 +213,8 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     after = [(kind, path) for kind, path in modules if kind not in BEFORE_POOLING]
     normalize = bool(after) and after[-1][0] == "Normalize"
     for kind, path in after[: len(after) - normalize]:
-        is_known = kind == "Dense" and _is_known_dense(path)
-        (dense.append(path) if is_known else unread.append(kind))
+        layer = Dense(path, _entries(path / "config.json")) if kind == "Dense" else None
+        (dense.append(layer) if layer and layer.is_known else unread.append(kind))
     return SimilarityTraining(
         _pools(pooling) or None,
         length,
@@ -214,10 +222,11 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
         pooling.get("include_prompt", True),
         normalize,
         bool(transformer.get("do_lower_case")),
-        tuple(dense),
+        () if unread else tuple(dense),
         stored.get("truncate_dim"),
         prompts=prompts,
         unread=tuple(unread),
+        folder=folder,
     )
 
 
@@ -269,54 +278,70 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of torch.nn, b
 }
 
 
-def _is_known_dense(folder: Path) -> bool:
-    """False where a module does not turn vectors into vectors, or by another function."""
-    stored = _entries(folder / "config.json")
-    names = (stored.get(f"module_{way}_name") or VECTOR for way in ("input", "output"))
-    return _activation(stored) in ACTIVATIONS and all(name == VECTOR for name in names)
+@dataclass(frozen=True)
+class Dense:
+    """A Dense module: a linear layer with a function behind it."""
+
+    folder: Path
+    settings: dict[str, Any] = field(compare=False, repr=False)
+    """Its config.json."""
+    tensors: dict[str, np.ndarray] | None = field(default=None, compare=False, repr=False)
+    """Its weights; None: they are read whenever they are needed."""
+
+    @property
+    def is_known(self) -> bool:
+        """False where it does not turn vectors into vectors, or by another function."""
+        names = (self.settings.get(f"module_{way}_name") or VECTOR for way in ("input", "output"))
+        return self.activation in ACTIVATIONS and all(name == VECTOR for name in names)
+
+    @property
+    def activation(self) -> str:
+        name = str(self.settings.get("activation_function") or "torch.nn.modules.activation.Tanh")
+        return name.rpartition(".")[2] if name.startswith("torch.nn.") else name
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of the vectors that it takes and gives."""
+        sizes = self.settings.get("in_features"), self.settings.get("out_features")
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
+            path = self.folder / "config.json"
+            raise ValueError(f"{path}: in_features and out_features are not numbers of 1 or more")
+        return cast(tuple[int, int], sizes)
+
+    def in_memory(self) -> Dense:
+        """The same, whose files may change. Errors: ValueError for files that do not fit one
+        another."""
+        path, (taken, given) = self.folder / WEIGHTS, self.sizes
+        if not path.exists():
+            raise ValueError(
+                f"{path}: no such file; pickled weights are never opened, since they can run any"
+                " program: save the model again with sentence-transformers"
+            )
+        wanted: dict[str, tuple[int, ...]] = {"linear.weight": (given, taken)}
+        if self.settings.get("bias", True):
+            wanted["linear.bias"] = (given,)
+        if self.settings.get("use_residual", False) and taken != given:
+            wanted["residual.weight"] = (given, taken)
+        stored = stored_tensors(path)
+        if (found := {tensor.name: tensor.shape for tensor in stored}) != wanted:
+            raise ValueError(f"{path}: has {found}, but by config.json it should have {wanted}")
+        return replace(self, tensors={tensor.name: np.array(tensor.array()) for tensor in stored})
 
 
-def _activation(stored: dict[str, Any]) -> str:
-    name = str(stored.get("activation_function") or "torch.nn.modules.activation.Tanh")
-    return name.rpartition(".")[2] if name.startswith("torch.nn.") else name
+def apply_dense(layer: Dense, vectors: np.ndarray) -> np.ndarray:
+    """Vectors float32 [N, I] through a Dense module: [N, O].
 
-
-def _dense_sizes(folder: Path) -> tuple[int, int]:
-    """Numbers of the vectors that a Dense module takes and gives."""
-    path = folder / "config.json"
-    stored = _entries(path)
-    sizes = stored.get("in_features"), stored.get("out_features")
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"{path}: in_features and out_features are not numbers of 1 or more")
-    return cast(tuple[int, int], sizes)
-
-
-def apply_dense(folder: Path, vectors: np.ndarray) -> np.ndarray:
-    """Vectors float32 [N, I] through the Dense module of a folder: [N, O].
-
-    Errors: ValueError for a module of another size, and for files that do not fit one another.
+    Errors: ValueError for a module of another size, and as `Dense.in_memory`.
     """
-    path, settings = folder / WEIGHTS, _entries(folder / "config.json")
-    taken, given = _dense_sizes(folder)
+    taken, given = layer.sizes
     if taken != vectors.shape[1]:
-        raise ValueError(f"{folder}: takes vectors of {taken}, but gets {vectors.shape[1]} numbers")
-    if not path.exists():
         raise ValueError(
-            f"{path}: no such file; pickled weights are never opened, since they can run any"
-            " program: save the model again with sentence-transformers"
+            f"{layer.folder}: takes vectors of {taken}, but gets {vectors.shape[1]} numbers"
         )
-    wanted: dict[str, tuple[int, ...]] = {"linear.weight": (given, taken)}
-    if settings.get("bias", True):
-        wanted["linear.bias"] = (given,)
-    has_residual = settings.get("use_residual", False)
-    if has_residual and taken != given:
-        wanted["residual.weight"] = (given, taken)
-    stored = stored_tensors(path)
-    if (found := {tensor.name: tensor.shape for tensor in stored}) != wanted:
-        raise ValueError(f"{path}: has {found}, but by config.json it should have {wanted}")
-    tensors = {tensor.name: tensor.array() for tensor in stored}
+    tensors = layer.tensors or layer.in_memory().tensors
+    assert tensors is not None
     y = vectors @ tensors["linear.weight"].T + tensors.get("linear.bias", np.float32(0))
-    y = ACTIVATIONS[_activation(settings)](y)
-    if has_residual:
+    y = ACTIVATIONS[layer.activation](y)
+    if layer.settings.get("use_residual", False):
         y += vectors @ tensors["residual.weight"].T if taken != given else vectors
     return y

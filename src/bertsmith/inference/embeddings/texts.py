@@ -156,8 +156,8 @@ def finished(vectors: np.ndarray, rows: TextRows, pooling: PoolingSettings) -> n
             sums = np.add.reduceat(vectors * (np.sqrt(tokens) if is_sqrt else tokens), starts)
             total = np.add.reduceat(tokens, starts)
             vectors = sums / (np.sqrt(total) if is_sqrt else total)
-    for folder in pooling.dense:
-        vectors = apply_dense(folder, vectors)
+    for layer in pooling.dense:
+        vectors = apply_dense(layer, vectors)
     vectors = vectors[:, : pooling.dimensions]
     return np.ascontiguousarray(unit_length(vectors) if pooling.normalize else vectors)
 
