@@ -57,6 +57,45 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     assert names(path / "inner") == ["new"] and names(tmp_path) == ["run"]
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), KeyboardInterrupt()])
+def test_the_old_folder_comes_back_where_the_new_one_does_not_come(tmp_path, monkeypatch, error):
+    path, replace, calls = tmp_path / "run", os.replace, []
+    write(path / "old", "")
+
+    def second_fails(*paths):
+        calls.append(paths)
+        if len(calls) == 2:
+            raise error
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", second_fails)
+    with pytest.raises(type(error)), atomic_folder(path) as temporary:
+        write(temporary / "new", "")
+    assert contents(tmp_path) == {"run/old": b""}
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
+    write(tmp_path / "disk" / "old", "old")
+    (tmp_path / "disk" / "run").mkdir()
+    for name in ("old", "new", "run"):
+        (tmp_path / name).symlink_to(os.path.join("disk", name))
+    write_text(tmp_path / "old", "a")
+    write_text(tmp_path / "new", "b")
+    with atomic_folder(tmp_path / "run") as temporary:
+        write(temporary / "c", "c")
+    assert all((tmp_path / name).is_symlink() for name in ("old", "new", "run"))
+    assert contents(tmp_path / "disk") == {"new": b"b", "old": b"a", "run/c": b"c"}
+    assert names(tmp_path) == ["disk", "new", "old", "run"]
+
+
+@pytest.mark.parametrize("writer", [atomic_file, atomic_folder])
+def test_a_pipe_is_not_replaced(tmp_path, writer):
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is a device or a pipe, not a file"), writer(path):
+        pass
+    assert path.is_fifo() and names(tmp_path) == ["pipe"]
+
+
 @pytest.mark.parametrize("writer", [atomic_file, atomic_folder])
 def test_a_full_disk_is_reported_with_the_name(tmp_path, writer):
     path = tmp_path / "model"
@@ -96,12 +135,19 @@ def test_json_is_read_back_even_names_of_files_that_are_not_utf_8(tmp_path, valu
     [
         (read_json, '{"a": 1,\n"b"', "run.json:2: not valid JSON"),
         (read_json, b'{"\xff": 1}', "run.json: not UTF-8 text at byte 2"),
+        (read_json, "[" * 200_000, r"run.json: not valid JSON \(maximum recursion"),
+        (read_json, "1" * 5000, r"run.json: not valid JSON \(Exceeds the limit"),
+        (read_sealed_json, '{"a":' * 200_000, "run.json: truncated or damaged"),
         (read_json_object, "[]", "run.json: not a JSON object"),
     ],
 )
 def test_damaged_json_is_named(tmp_path, read, content, message):
     with pytest.raises(ValueError, match=message):
         read(write(tmp_path / "run.json", content))
+
+
+def test_a_byte_order_mark_before_json_is_taken_off(tmp_path):
+    assert read_json(write(tmp_path / "run.json", b'\xef\xbb\xbf{"a": 1}')) == {"a": 1}
 
 
 def test_no_byte_of_sealed_json_changes_unseen(tmp_path):
@@ -119,6 +165,7 @@ def test_no_byte_of_sealed_json_changes_unseen(tmp_path):
 def test_what_killed_writers_left_is_removed(tmp_path):
     for name in (".partial-1-a", ".partial-2-b/sub/file", "c"):
         write(tmp_path / name, "half")
+    (tmp_path / ".partial-3-d").symlink_to(tmp_path)  # the link, not what is behind it
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["c"]
     remove_leftovers(tmp_path / "absent")
@@ -200,3 +247,4 @@ def test_an_absent_path_is_told_its_neighbour(tmp_path):
     assert nearby(tmp_path / "stroe") == " (did you mean 'store'?)"
     assert nearby(tmp_path / "my-store") == nearby(tmp_path / "score-2") == ""
     assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""
+    assert nearby(tmp_path / "review", "x" * 300) == ""  # it cannot look: the name is too long

@@ -179,6 +179,25 @@ def test_a_head_of_another_task_is_no_classifier(classifier_folder, change_confi
     assert fresh.missing == ["classifier.weight", "classifier.bias"]
 
 
+@pytest.mark.parametrize("stored", [None, [], "BertForMaskedLM"])
+def test_a_class_that_is_not_named_is_told_by_the_tensors(stored, folder, change_config):
+    """One name is read as a list of it."""
+    change_config(folder, {"architectures": stored})
+    assert model_class(folder) is PreTrainingModel
+    change_weights(folder, lambda tensors: {n: t for n, t in tensors.items() if n[:4] != "cls."})
+    bare = PreTrainingModel if stored else BareModel
+    assert model_class(folder) is bare
+    (folder / WEIGHTS).unlink()  # as beside an exported model
+    assert model_class(folder) is bare
+
+
+@pytest.mark.parametrize("stored", [[5], {"BertModel": 1}, 7])
+def test_what_is_no_name_of_a_class_is_refused(stored, folder, change_config):
+    change_config(folder, {"architectures": stored})
+    with pytest.raises(ValueError, match="config.json: architectures is .*: it must be a list"):
+        model_class(folder)
+
+
 def test_loaded_tensors_do_not_hang_on_the_file(folder):
     """A map of the file starts at any byte; memory of torch's own is aligned to 64."""
     model = load_model(folder, PreTrainingModel).model

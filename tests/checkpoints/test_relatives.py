@@ -331,6 +331,22 @@ def test_a_converted_and_a_lengthened_model_keep_their_class(family, head, tmp_p
         assert names["model_input_names"] == ["input_ids", "attention_mask"]
 
 
+@pytest.mark.parametrize("stored", [None, "as one name"])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [*(("DistilBert", head) for head in ("Model", "ForMaskedLM")), ("Electra", "ForPreTraining")],
+)
+def test_names_stay_those_of_the_family(family, head, stored, tmp_path, change_config):
+    """Where config.json has no list of classes."""
+    old, (kind, _) = tmp_path / "old", kind_of(family, head)
+    save_model(randomized(kind(our_config(family))), WORDS, old)
+    change_config(old, {"architectures": stored and family + head})
+    assert model_class(old) is kind
+    extend_positions(old, tmp_path / "new", 40, torch.Generator())
+    before, after = (load_file(path / "model.safetensors") for path in (old, tmp_path / "new"))
+    assert before.keys() == after.keys()
+
+
 @pytest.mark.parametrize("family", ["DistilBert", "Electra"])
 def test_its_vocabulary_is_extended(family, tmp_path):
     before = randomized(PreTrainingModel(our_config(family)))

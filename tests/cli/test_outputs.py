@@ -65,6 +65,16 @@ def test_a_file_below_a_file_or_where_a_folder_is(words):
     assert f"{words[-1]} folder.npy is a folder" in refused(*words, "folder.npy")
 
 
+@pytest.mark.parametrize("flag", ["--html", "--json"])
+def test_a_device_or_a_pipe_in_the_place_of_a_file(flag):
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    for out in (os.devnull, "pipe", "link"):
+        line = refused("corpus", "report", "text.txt", flag, out)
+        assert f"{flag} {out} is a device or a pipe, not a file: name another file" in line
+    assert Path("pipe").is_fifo()
+
+
 @pytest.mark.parametrize("command", ["vocab", "corpus", "pretrain", "finetune"])
 def test_a_file_in_the_place_of_the_folder(command, made, refuse):
     out = Path("out")

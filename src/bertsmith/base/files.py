@@ -54,9 +54,11 @@ def user_folder() -> Path:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name next to `path`; on success sync it and rename it to `path`.
 
-    On an error the temporary file is removed and `path` is as it was; an OSError that names no file
-    (a full disk is reported so) is given the name of this one.
+    A link stays, and what it leads to is replaced. On an error the temporary file is removed and
+    `path` is as it was; an OSError that names no file (a full disk is reported so) is given the
+    name of this one. Errors: ValueError for a device or a pipe.
     """
+    path = _place(path)
     with _temporary(path) as temporary:
         yield temporary
         fault_point(f"write-{path.name}")
@@ -68,8 +70,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`; on success sync its files and rename it to `path`.
 
-    An existing `path` is renamed aside, replaced and then removed. Errors: as `atomic_file`.
+    An existing `path` is renamed aside, replaced and then removed. Links, errors: as `atomic_file`.
     """
+    path = _place(path)
     replaced = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-replaced-{path.name}")
     with _temporary(path) as temporary:
         temporary.mkdir()
@@ -82,7 +85,21 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 os.replace(path, replaced)
             os.replace(temporary, path)
         finally:
+            if replaced.exists() and not path.exists():
+                os.replace(replaced, path)
             _remove(replaced)
+
+
+def is_special(path: Path) -> bool:
+    """True for a device or a pipe, which a rename would replace by a file."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def _place(path: Path) -> Path:
+    """Where a link leads, or the path as it is, for messages. Errors: as `atomic_file`."""
+    if is_special(path):
+        raise ValueError(f"{path} is a device or a pipe, not a file: name a file")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 @contextmanager
@@ -100,7 +117,7 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -111,7 +128,8 @@ def nearby(path: Path, holds: str = "") -> str:
 
     `holds`: what such a neighbour has in it.
     """
-    there = [one.name for one in path.parent.glob("*") if (one / holds).exists()]
+    # not Path.exists, which raises for a folder that this user cannot enter
+    there = [one.name for one in path.parent.glob("*") if os.path.exists(one / holds)]
     near = difflib.get_close_matches(path.name, there, n=1, cutoff=NEAR)
     return f" (did you mean '{near[0]}'?)" if near else ""
 
@@ -218,11 +236,13 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Errors: FileNotFoundError; ValueError with file and line if not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -273,6 +293,6 @@ def _object(stored: bytes) -> dict[str, Any] | None:
     """The JSON object of these bytes; None for what is no object, no JSON or not UTF-8."""
     try:
         value = json.loads(stored)
-    except ValueError:
+    except (RecursionError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -8,6 +8,7 @@ wrong without a word.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bertsmith.base.settings import from_mapping
 from bertsmith.checkpoints.formats.elmo import elmo_settings, options_path
 from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
 from bertsmith.checkpoints.formats.openai import SHAPES, openai_config
+from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.model.config import ElmoConfig, ModelConfig
 
 CONFIG_FILE = "config.json"
@@ -115,6 +117,10 @@ KINDS = {  # architecture: our class of model/heads.py
     "OpenAIGPTDoubleHeadsModel": "OptionScorer",
     "BertForBidirectionalLM": "ElmoLM",  # a name of ours
 }  # of the others there is one of each `CLASS_PREFIX`
+TOLD_BY = {  # tensor: the kind of a model whose config.json names none, as some on the Hub
+    "cls.predictions.bias": "PreTrainingModel",
+    "discriminator_predictions.dense.weight": "ReplacedTokenDetector",
+}
 OTHER_CLASSES = {"OpenAIGPTForMultipleChoice": "OpenAIGPTDoubleHeadsModel"}  # by our rule: theirs
 TASK_KINDS = (
     *("SequenceClassifier", "OptionScorer", "TokenClassifier", "FrozenTagger", "SpanPredictor"),
@@ -221,15 +227,31 @@ def _values(path: Path, family: str, stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_kind(folder: Path) -> str:
-    """The name of the class of a folder's model; "BareModel" when its head is not one of ours."""
-    stored = read_stored_config(folder).get("architectures")
-    names = stored if isinstance(stored, list) else []
-    for name in map(str, names):
+    """The name of the class of a folder's model; "BareModel" when its head is not one of ours.
+
+    Tensors tell where no architecture does. Errors: as `architectures`.
+    """
+    names = architectures(folder)
+    if not names and config_path(folder).name == CONFIG_FILE:  # not an ELMo's options.json
+        with suppress(ValueError):  # an exported model has no weights
+            found = folder_tensors(folder)
+            return next((kind for name, kind in TOLD_BY.items() if name in found), "BareModel")
+    for name in names:
         as_bert = re.sub(rf"^({'|'.join((OWN_PREFIX, *CLASS_PREFIX.values()))})", "Bert", name)
         for known in (name, as_bert):
             if known in KINDS:
                 return KINDS[known]
     return "BareModel"
+
+
+def architectures(folder: Path) -> list[str]:
+    """The classes of transformers that config.json names. Errors: ValueError for no names."""
+    stored = read_stored_config(folder).get("architectures") or []
+    names = [stored] if isinstance(stored, str) else stored
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        fault = f"architectures is {stored!r:.60}"
+        raise ValueError(f'{config_path(folder)}: {fault}: it must be a list such as ["BertModel"]')
+    return names
 
 
 def label_names(folder: Path) -> list[str]:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from bertsmith.base.files import atomic_folder, write_json
 from bertsmith.checkpoints.config_json import (
+    CLASS_PREFIX,
     CONFIG_FILE,
+    architectures,
     config_entries,
     label_names,
     read_config,
@@ -224,9 +226,8 @@ def rewrite_folder(
     with _new_folder(source, destination, missing) as temporary:
         tokenizer.save(temporary, config.max_positions, config.type_vocab_size > 0)
         entries = config_entries(config, own=bool(beyond_transformers(config, kind)))
-        described = read_stored_config(source) | entries
-        write_json(temporary / CONFIG_FILE, described)
-        architecture = (described.get("architectures") or [""])[0]
+        write_json(temporary / CONFIG_FILE, read_stored_config(source) | entries)
+        architecture = [*architectures(source), CLASS_PREFIX[config.family]][0]
         write_tensors(temporary / WEIGHTS, as_spelled(tensors, architecture))
 
 

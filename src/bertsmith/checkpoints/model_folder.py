@@ -35,18 +35,15 @@ from bertsmith.checkpoints.formats.google import (
     google_config_entries,
 )
 from bertsmith.checkpoints.names import REDUNDANT
-from bertsmith.checkpoints.reading import load_tokenizer
-from bertsmith.checkpoints.stored import (
-    WEIGHTS,
-    StoredTensor,
+from bertsmith.checkpoints.reading import (
     check_layers,
     check_shapes,
     check_tied,
-    folder_tensors,
     head_size,
-    not_finite,
+    load_tokenizer,
     not_made_for,
 )
+from bertsmith.checkpoints.stored import WEIGHTS, StoredTensor, folder_tensors, not_finite
 from bertsmith.checkpoints.tensors import (
     as_spelled,
     from_hugging_face,

@@ -1,32 +1,33 @@
-"""A model folder read without torch: its tokenizer, and its tensors by our names.
+"""A model folder read without torch: its tokenizer, its tensors by our names, and if they fit.
 
 Shapes are those of a BERT with the paper's layers; `model_folder.py` opens the others.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from bertsmith.checkpoints.config_json import TASK_KINDS, read_config
-from bertsmith.checkpoints.names import hugging_face_names
-from bertsmith.checkpoints.stored import (
-    StoredTensor,
-    check_layers,
-    check_shapes,
-    check_tied,
-    folder_tensors,
-    head_size,
-    not_made_for,
+from bertsmith.checkpoints.config_json import (
+    CLASS_PREFIX,
+    TASK_HEADS,
+    TASK_KINDS,
+    config_path,
+    model_kind,
+    read_config,
 )
+from bertsmith.checkpoints.names import TIED_MATRIX, TOKEN_EMBEDDING, hugging_face_names, spelled
+from bertsmith.checkpoints.stored import StoredTensor, folder_tensors
 from bertsmith.model.config import ModelConfig
 from bertsmith.text.tokenizer.bytepair import BytePairTokenizer, is_byte_pair
 from bertsmith.text.tokenizer.characters import CharacterTokenizer
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+ENCODER = ("bert.embeddings.", "bert.encoder.", "bert.left.", "bert.right.")
 PADDED = 128  # rows of an embedding are filled up to a multiple of at most so many
 Shapes = dict[str, tuple[int, ...]]
 
@@ -145,3 +146,62 @@ def _linear(name: str, outputs: int, inputs: int) -> Shapes:
 
 def _norm(name: str, size: int) -> Shapes:
     return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
+def head_size(folder: Path, stored: Mapping[str, StoredTensor], kind: str) -> int | None:
+    """The number of outputs of a folder's task head; None: it has none of that kind."""
+    # heads of different tasks have the same name, so the architecture must be the right one
+    heads = [tensor for name, tensor in stored.items() if name.startswith(TASK_HEADS)]
+    return heads[0].shape[0] if heads and model_kind(folder) == kind else None
+
+
+def not_made_for(folder: Path, kind: str) -> ValueError:
+    """The error for a folder without a head of that kind."""
+    asked = "fine-tuned classifier" if kind == "SequenceClassifier" else kind
+    found = model_kind(folder)
+    but = f" but a {found}" if found in TASK_KINDS else ""
+    return ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
+
+
+def check_layers(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse another number of layers than the configuration's, which could be any. ValueError."""
+    matches = (
+        re.match(r"bert\.(?:left\.|right\.)?encoder\.layer\.(\d+)\.", name) for name in stored
+    )
+    layers = {int(match[1]) for match in matches if match}
+    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
+        raise ValueError(
+            f"{folder}: {config_path(folder).name} says {config.num_layers} layers, but the "
+            f"weights hold {len(layers)}"
+        )
+
+
+def check_shapes(
+    folder: Path,
+    config: ModelConfig,
+    wanted: Mapping[str, tuple[int, ...]],
+    usable: Mapping[str, StoredTensor],
+) -> None:
+    """Refuse tensors of other shapes than the `wanted` by canonical names, and an encoder without
+    one of them. Errors: ValueError."""
+    for name, shape in wanted.items():
+        if name not in usable:
+            if name.startswith(ENCODER):
+                theirs = spelled(name, CLASS_PREFIX[config.family])
+                raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
+        elif (found := usable[name]).shape != shape:
+            raise ValueError(
+                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by "
+                f"{config_path(folder).name} it should have {list(shape)}"
+            )
+
+
+def check_tied(stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse, by ValueError, a masked-LM head with another matrix than the token embedding."""
+    if TIED_MATRIX in stored:
+        token, output = stored[TOKEN_EMBEDDING], stored[TIED_MATRIX]
+        if not np.array_equal(token.array(), output.array()):
+            raise ValueError(
+                f"{output.file}: '{output.name}' differs from the token embedding, to "
+                "which bertsmith ties it"
+            )

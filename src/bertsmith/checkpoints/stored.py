@@ -6,8 +6,7 @@ Only pickled weights are read by PyTorch, which is imported where a folder has n
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +16,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from bertsmith.base.files import read_json_object
-from bertsmith.checkpoints.config_json import (
-    CLASS_PREFIX,
-    TASK_HEADS,
-    TASK_KINDS,
-    config_path,
-    model_kind,
-)
 from bertsmith.checkpoints.formats.elmo import HDF5, OPTIONS, options_path, read_hdf5, weights_path
 from bertsmith.checkpoints.formats.google import checkpoint_prefix, open_checkpoint
 from bertsmith.checkpoints.formats.openai import SHAPES, openai_shards, openai_tensors
@@ -37,15 +29,12 @@ from bertsmith.checkpoints.names import (
     TOKEN_EMBEDDING,
     canonical,
     conv1d_parts,
-    spelled,
 )
-from bertsmith.model.config import ModelConfig
 
 WEIGHTS, PICKLED = "model.safetensors", ".bin"
 WEIGHT_FILES = WEIGHTS, f"pytorch_model{PICKLED}"  # in parts: beside an index of this name and:
 INDEX_SUFFIX = ".index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-ENCODER = ("bert.embeddings.", "bert.encoder.", "bert.left.", "bert.right.")
 
 
 @dataclass(frozen=True)
@@ -223,62 +212,3 @@ def folder_tensors(folder: Path) -> dict[str, StoredTensor]:
     if TIED_MATRIX in found:  # some folders store the token embedding as this alone
         found.setdefault(TOKEN_EMBEDDING, found[TIED_MATRIX])
     return found
-
-
-def head_size(folder: Path, stored: Mapping[str, StoredTensor], kind: str) -> int | None:
-    """The number of outputs of a folder's task head; None: it has none of that kind."""
-    # heads of different tasks have the same name, so the architecture must be the right one
-    heads = [tensor for name, tensor in stored.items() if name.startswith(TASK_HEADS)]
-    return heads[0].shape[0] if heads and model_kind(folder) == kind else None
-
-
-def not_made_for(folder: Path, kind: str) -> ValueError:
-    """The error for a folder without a head of that kind."""
-    asked = "fine-tuned classifier" if kind == "SequenceClassifier" else kind
-    found = model_kind(folder)
-    but = f" but a {found}" if found in TASK_KINDS else ""
-    return ValueError(f"{folder}: not a {asked}{but}: fine-tune a model first")
-
-
-def check_layers(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse another number of layers than the configuration's, which could be any. ValueError."""
-    matches = (
-        re.match(r"bert\.(?:left\.|right\.)?encoder\.layer\.(\d+)\.", name) for name in stored
-    )
-    layers = {int(match[1]) for match in matches if match}
-    if (len(layers), max(layers, default=-1)) != (config.num_layers, config.num_layers - 1):
-        raise ValueError(
-            f"{folder}: {config_path(folder).name} says {config.num_layers} layers, but the "
-            f"weights hold {len(layers)}"
-        )
-
-
-def check_shapes(
-    folder: Path,
-    config: ModelConfig,
-    wanted: Mapping[str, tuple[int, ...]],
-    usable: Mapping[str, StoredTensor],
-) -> None:
-    """Refuse tensors of other shapes than the `wanted` by canonical names, and an encoder without
-    one of them. Errors: ValueError."""
-    for name, shape in wanted.items():
-        if name not in usable:
-            if name.startswith(ENCODER):
-                theirs = spelled(name, CLASS_PREFIX[config.family])
-                raise ValueError(f"{folder}: the weights lack '{theirs}' of the encoder")
-        elif (found := usable[name]).shape != shape:
-            raise ValueError(
-                f"{found.file}: '{found.name}' has shape {list(found.shape)}, but by "
-                f"{config_path(folder).name} it should have {list(shape)}"
-            )
-
-
-def check_tied(stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse, by ValueError, a masked-LM head with another matrix than the token embedding."""
-    if TIED_MATRIX in stored:
-        token, output = stored[TOKEN_EMBEDDING], stored[TIED_MATRIX]
-        if not np.array_equal(token.array(), output.array()):
-            raise ValueError(
-                f"{output.file}: '{output.name}' differs from the token embedding, to "
-                "which bertsmith ties it"
-            )

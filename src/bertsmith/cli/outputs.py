@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.files import is_special
+
 
 def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
     """Check the files that a command will write, before hours of work; name those it replaces.
@@ -16,7 +18,7 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
     read: paths and remote files; outputs: flag -> file.
 
     Errors: ValueError that names the flag, for a file that is read or written under another flag, a
-    folder, a URL, or a place that cannot be written.
+    folder, a device, a pipe, a URL, or a place that cannot be written.
     """
     taken = {path.resolve(): "is an input itself" for path in read if isinstance(path, Path)}
     for flag, out in outputs.items():
@@ -25,6 +27,8 @@ def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> No
         trouble = taken.get(out.resolve()) or _trouble(out.resolve().parent)
         if out.is_dir():
             trouble = "is a folder"
+        if is_special(out):
+            trouble = "is a device or a pipe, not a file"
         if "".join(out.parts[:1]).endswith(":"):  # s3://bucket/list.jsonl would make a folder here
             trouble = "is a URL, and is written on this machine"
         if trouble:

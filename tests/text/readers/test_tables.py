@@ -66,10 +66,21 @@ def test_both_arrow_formats_and_their_faults(tmp_path):
     whole = (tmp_path / "stream.arrow").read_bytes()
     write(tmp_path / "cut.arrow", whole[: len(whole) // 2])
     for name in ("bad.arrow", "cut.arrow"):
-        with pytest.raises(ValueError, match=f"{name}: not a readable arrow file"):
+        with pytest.raises(ValueError, match=f"{name}: damaged arrow file"):
             read_columns(tmp_path / name, WANTED)
     with pytest.raises(ValueError, match=r"none-\*.arrow: no such file"):
         read_columns(tmp_path / "none-*.arrow", WANTED)
+
+
+def test_damaged_pages_and_text_that_is_not_utf_8_are_named(tmp_path, damaged_parquet):
+    path = write(tmp_path / "page.parquet", damaged_parquet)
+    with pytest.raises(ValueError, match=r"page\.parquet: damaged parquet file.*: copy it again"):
+        read_columns(path, WANTED)
+    cells = pyarrow.array([b"ok", b"sch\xf6n"])
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 2, cells.buffers())
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+    with pytest.raises(ValueError, match=r"page\.parquet: column 'text': not UTF-8 \(.*: write"):
+        read_columns(path, WANTED)
 
 
 CLASSES = {"names": ["no", "yes"], "_type": "ClassLabel"}
@@ -115,6 +126,8 @@ REFUSED = [
      "{}:2: not UTF-8 (byte 0xf6 at offset 8)", "{}:2: not UTF-8 (byte 0xf6 at offset 8)"),
     ("binary.txt", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
      "{}:1: NUL byte, looks like a binary file", "{}:1: NUL byte, looks like a binary file"),
+    ("latin1.txt.gz", gzip.compress(b"a" * ((1 << 18) - 2) + b"\xf6\nb", mtime=0)[:-4],
+     "{}:1: not UTF-8", "{}:1: not UTF-8"),  # the cut is in the next block
     ("nul.txt", b"text\nmore\0text\n", "{}:2: NUL byte", "{}:2: NUL byte"),
     ("utf16.txt", "text\n".encode("utf-16"), "iconv -f UTF-16", "iconv -f UTF-16"),
     ("cut.txt.gz", gzip.compress(TEXT.encode(), mtime=0)[:-20],
@@ -139,17 +152,17 @@ REFUSED = [
     ("column.jsonl", b'{"body": "a", "id": 1}', "(found: body, id)",
      "{}:1: no column 'text' for `text`: name one of its own (columns: body, id)"),
     ("column.csv", b"body,id\na,1\n",
-     "{}:1: no column 'text' (found: body, id): name the one with the text with `text_column`",
+     "{}: no column 'text' for `text_column`: name one of its own, or is the header line missing?",
      "{}: no column 'text' for `text`: name one of its own, or is the header line missing?"),
-    ("near.csv", b"texts;queue\na;b\n", "(found: texts;queue)",
+    ("near.csv", b"texts;queue\na;b\n", "for `text_column`: did you mean 'texts;queue'?",
      "no column 'text' for `text`: did you mean 'texts;queue'? (columns: texts;queue)"),
-    ("bare.csv", b"I lost it,7\n", "(found: I lost it, 7)",
+    ("bare.csv", b"I lost it,7\n", "is the header line missing? (columns: I lost it, 7)",
      "own, or is the header line missing? (columns: I lost it, 7)"),
-    ("semicolons.csv", b"text;queue\na;b\n", "(found: text;queue)",
+    ("semicolons.csv", b"text;queue\na;b\n", "its header is one cell: are ';' its separators?",
      "no column 'text' for `text`: its header is one cell: are ';' its separators? a .csv"),
-    ("tabs.csv", b"text\tqueue\na\tb\n", "(found: text\tqueue)",
+    ("tabs.csv", b"text\tqueue\na\tb\n", "are tabs its separators?",
      "its header is one cell: are tabs its separators? a .csv has commas, a .tsv"),
-    ("commas.tsv", b"queue,text\na,b\n", "(found: queue,text)",
+    ("commas.tsv", b"queue,text\na,b\n", "are commas its separators?",
      "its header is one cell: are commas its separators? a .csv has commas, a .tsv"),
     ("bars.txt", b"text|queue\na|b\n", None,
      "its header is one cell: are '|' its separators? a .csv has commas, a .tsv"),
@@ -162,9 +175,13 @@ REFUSED = [
     ("quote.csv", b'id,text\n1,a\n2,"b\n3,c\n', "{}:3: broken row",
      "{}:3: broken row (unexpected end of data): put texts that hold the separator"),
     ("short.csv", b"id,text\n1,a\n2\n",
-     "{}:3: 1 cells, 'text' is number 2", "{}:3: 1 cells, but the header has 2"),
+     "{}:3: 1 cells, but the header has 2", "{}:3: 1 cells, but the header has 2"),
+    ("long.csv", b"text,id\na, b,1\n",
+     "{}:2: 3 cells, but the header has 2", "{}:2: 3 cells, but the header has 2"),
+    ("twice.csv", b"text,text\na,b\n", "{}: column 'text' (`text_column`) is there twice",
+     "{}: column 'text' (`text`) is there twice: rename one"),
     ("text.parquet", TEXT.encode(),
-     "{}: damaged parquet file", "{}: not a readable parquet file"),
+     "{}: damaged parquet file", "{}: damaged parquet file"),
     ("packed.parquet.xz", lzma.compress(b"PAR1"), "{}: unknown file type", "cannot read '.xz'"),
     ("paper.pdf", b"%PDF", "{}: unknown file type '.pdf': known are .txt",
      "{}: cannot read '.pdf': use one of .csv"),

@@ -131,6 +131,11 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, messa
         ('{"do_basic_tokenize": false}', "do_basic_tokenize is False"),
         ('{"bertsmith_normalization": {"unicode": "nfd"}}', "unicode is 'nfd'"),
         ('{"bertsmith_normalization": {"lowercase": 1}}', "lowercase is 1"),
+        ('{"bertsmith_normalization": null}', "bertsmith_normalization is None: it must be an obj"),
+        (
+            '{"bertsmith_normalization": "x"}',
+            "bertsmith_normalization is 'x': it must be an object",
+        ),
         ('{"bertsmith_normalization": {"case": true}}', "bertsmith_normalization: .*case"),
     ],
 )

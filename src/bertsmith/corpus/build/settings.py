@@ -52,7 +52,7 @@ class BuildSettings(WorkSettings):
     """Share of the documents kept out of training, to measure on."""
     text_column: str = "text"
     """Column of jsonl, csv, tsv and parquet files that holds the text."""
-    shard_tokens: Annotated[int, Advanced] = SHARD_TOKENS
+    shard_tokens: Annotated[int, Count, Advanced] = SHARD_TOKENS
     """Train tokens after which a shard is closed."""
 
 

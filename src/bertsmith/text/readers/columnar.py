@@ -27,19 +27,25 @@ def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, 
 
     Errors: ValueError for a damaged file, a missing column, and text that is not UTF-8.
     """
+    remote = isinstance(path, RemoteFile)
+    with _damage_named(path), storage_errors(str(path)) if remote else nullcontext():
+        yield from _parquet_column(path, column)
+
+
+@contextmanager
+def _damage_named(path: Path | RemoteFile) -> Iterator[None]:
+    """Turn what pyarrow says of a damaged file into a ValueError that names it."""
     import pyarrow
 
-    remote = isinstance(path, RemoteFile)
     try:
-        with storage_errors(str(path)) if remote else nullcontext():
-            yield from _parquet_column(path, column)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         # Arrow reports a damaged page as an OSError without a number; memory may run out.
-        is_page = type(error) is OSError and error.errno is None and not remote
+        is_page = type(error) is OSError and error.errno is None and isinstance(path, Path)
         is_arrows = isinstance(error, pyarrow.ArrowException) and not isinstance(error, MemoryError)
         if not (is_page or is_arrows):
             raise
-        fault = "damaged parquet file, or of a kind unknown to pyarrow"
+        fault = f"damaged {path.suffix[1:]} file, or of a kind unknown to pyarrow"
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{path}: {fault} ({reason}): copy it again, or write it anew") from error
 
@@ -93,7 +99,12 @@ def columnar_batches(file: Path, names: list[str]) -> Iterator[tuple[int, dict[s
         for batch in _record_batches(opened, names):
             columns = {}
             for name in names:
-                values, named = batch.column(name).to_pylist(), classes[name]
+                named = classes[name]
+                try:
+                    values = batch.column(name).to_pylist()
+                except UnicodeDecodeError as error:
+                    where = f"{file}: column '{name}': not UTF-8"
+                    raise ValueError(f"{where} ({error}): write the file anew") from error
                 if named is not None:
                     values = [_named(value, named, f"{file}: column '{name}'") for value in values]
                 columns[name] = values
@@ -188,7 +199,7 @@ def _opened(file: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
-    try:
+    with _damage_named(file):
         if _is_parquet(file):
             with parquet.ParquetFile(file) as opened:
                 yield opened
@@ -197,5 +208,3 @@ def _opened(file: Path) -> Iterator[Any]:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         yield pyarrow.ipc.open_file(source) if is_file else pyarrow.ipc.open_stream(source)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{file}: not a readable {file.suffix[1:]} file ({error})") from error

@@ -17,7 +17,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -209,8 +209,9 @@ def whole_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                if b"\0" in stream.peek(4096):
-                    raise _binary(path, number) from error
+                with suppress(*UNPACKING):  # a cut behind the line is not its fault
+                    if b"\0" in stream.peek(4096):
+                        raise _binary(path, number) from error
                 where = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
                 hint = "convert it with iconv -f LATIN1 -t UTF-8"
                 raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {hint}") from error

@@ -169,17 +169,10 @@ def _json_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any
 
 
 def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
-    lines = (line + "\n" for _, line in raw_lines(path, MAX_ROW))
-    index = None
-    for number, row in split_rows(path, lines, quoted=file_kind(path) == ".csv"):
-        if index is None:
-            if column not in row:
-                raise no_text_column(f"{path}:1", column, row)
-            index = row.index(column)
-        elif len(row) > index:
-            yield number, row[index]
-        elif row:
-            raise ValueError(f"{path}:{number}: {len(row)} cells, '{column}' is number {index + 1}")
+    table = _table_rows(path, {column: "`text_column`"}, (), leave_out_broken=False)
+    _, names = next(table, (0, []))
+    for number, row in table:
+        yield number, row[names.index(column)]
 
 
 def read_columns(
@@ -300,7 +293,7 @@ def column_types(path: Path) -> dict[str, Any]:
     return columnar_types(parts(path)[0]) if is_typed else {}
 
 
-def file_suffix(path: Path) -> str | None:
+def file_suffix(path: Path | RemoteFile) -> str | None:
     """The one of SUFFIXES by which a file is read, before .gz, .bz2, .xz or .zst; None for another.
 
     >>> [file_suffix(Path(name)) for name in ("train.tsv.xz", "DEV.CSV", "a.conll.gz")]
@@ -309,7 +302,7 @@ def file_suffix(path: Path) -> str | None:
     return ".arrow" if path.suffix.lower() == ".arrow" else file_kind(path)
 
 
-def table_format(path: Path) -> str:
+def table_format(path: Path | RemoteFile) -> str:
     """`file_suffix` a file of rows. Errors: ValueError for None."""
     if suffix := file_suffix(path):
         return suffix
@@ -341,7 +334,10 @@ def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _table_rows(
-    path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
+    path: Path | RemoteFile,
+    wanted: Mapping[str, str],
+    header: Sequence[str],
+    leave_out_broken: bool,
 ) -> Iterator[tuple[int, list[str]]]:
     """The names of the columns, then (line, cells) of each row."""
     names: Sequence[str] = ()
@@ -351,7 +347,8 @@ def _table_rows(
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            indices = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
+            is_foreign = set(wanted).isdisjoint(names)
+            indices = _find(str(path), names, wanted, is_foreign)
             yield 0, list(names)
             if is_named:
                 continue
@@ -368,13 +365,13 @@ def _table_rows(
         print(f"warning: {path}: {found}", file=sys.stderr)
 
 
-def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _raw_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
     """Every row that is not blank, the header among them, with its first line."""
     rows = split_rows(path, _returned_lines(path), table_format(path) == ".csv")
     return (row for row in rows if row[1])
 
 
-def _returned_lines(path: Path) -> Iterator[str]:
+def _returned_lines(path: Path | RemoteFile) -> Iterator[str]:
     """Lines with their ends, which a lone carriage return is, too."""
     for _, line in whole_lines(path, MAX_ROW):
         if "\r" in line:

@@ -79,6 +79,9 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
         "strip_accents": "all" if (lowercase if strips is None else strips) else "none",
         "split_cjk": setting("tokenize_chinese_chars", "handle_chinese_chars") is not False,
     }
+    if not isinstance(config.get(OWN_SETTINGS, {}), dict):
+        fault = f"{OWN_SETTINGS} is {config[OWN_SETTINGS]!r:.60}"
+        raise ValueError(f"{folder / CONFIG_FILE}: {fault}: it must be an object")
     try:
         normalization = Normalization(**settings | own | config.get(OWN_SETTINGS, {}))
     except (TypeError, ValueError) as error:
