@@ -63,6 +63,9 @@ def test_a_task_whose_texts_are_longer_than_512(tmp_path):
 def test_what_cannot_be_is_refused(model, tmp_path):
     extend = ("extend-positions", model, "--positions")
     assert "knows 32 already: ask for more" in refused(*extend, 32, "--out", tmp_path / "new")
+    for seed in (-1, 10**30):
+        error = refused(*extend, 64, "--seed", seed, "--out", tmp_path / "new")
+        assert f"--seed {seed}: must be at least 0 and at most 2**63 - 1" in error
     assert not (tmp_path / "new").exists()
     error = refused(*extend, 64, "--out", model)
     assert "not empty: name a folder that is not there yet" in error

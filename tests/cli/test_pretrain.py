@@ -128,6 +128,38 @@ def test_a_fine_tuned_run_is_no_run_to_resume(made, refuse):
     assert "--resume" not in line
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["result.json", "log.jsonl", "model.safetensors", "vocab.txt", "tokenizer.json"]
+    + ["tokenizer_config.json", "checkpoints/step-00000500/weights.bin"],
+)
+def test_files_of_the_user_are_left_alone(name, made, refuse, tmp_path):
+    out = tmp_path / "out"
+    write(out / name, "mine")
+    first = name.partition("/")[0]
+    for more in ((), ("--resume",)):
+        words = (*made.words("pretrain", out), *more)
+        refuse(*words, says=f"{out} holds '{first}', which is of no run: name another --out")
+    assert contents(out) == {name: b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--replay --model bogus", "--model has no effect with --replay: leave it out"),
+        ("--replay --time-limit 5", "--time-limit has no effect with --replay: leave it out"),
+        ("--dry-run --time-limit 5", "--time-limit has no effect with --dry-run: leave it out"),
+        ("--dry-run --time-limit bogus", "time limit 'bogus': give minutes"),
+        ("--dry-run --replay", "--dry-run and --replay: give one of them"),
+        ("--seed -1", "--seed -1: must be at least 0 and at most 2**63 - 1"),
+        (f"--seed {2**63}", f"--seed {2**63}: must be at least 0 and at most"),
+    ],
+)
+def test_flags_that_would_be_ignored_and_seeds_out_of_bounds(flags, says, made, refuse, tmp_path):
+    refuse(*made.words("pretrain", tmp_path / "out"), *flags.split(), says=says)
+    assert not (tmp_path / "out").exists()
+
+
 def test_going_on_without_a_model_to_go_on_from(made, refuse, tmp_path):
     words = ("pretrain", "--corpus", made / "store", "--out", tmp_path / "run", "--steps", 5)
     for more in ((), ("--resume",)):  # a first start, by a script that always says --resume

@@ -16,12 +16,12 @@ from bertsmith.experiments.paper.experiment import (
     read_experiment,
 )
 from bertsmith.experiments.paper.verdicts import held, paired_p
-from bertsmith.experiments.paper.work import Work, find_data, resolved
+from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
 from bertsmith.tasks.task import find_task
 from bertsmith.training.finetuning.settings import DEEPEST
 from bertsmith.training.settings import Machine
 
-from ..tiny import ANIMALS, PLACES, cli, python, refused, write
+from ..tiny import ANIMALS, PLACES, cli, python, random_model, refused, word_tokenizer, write
 
 TOY = """
 title = "Toy"
@@ -285,6 +285,15 @@ def test_keys_are_of_all_that_decides(monkeypatch):
     assert len(others | {cell().key}) == 5
     chain = cell(3, (cell(2, (cell(1),)),))
     assert [one.made_of["v"] for one in needed([chain, chain])] == [1, 2, 3]
+
+
+def test_a_model_that_lowers_letters_is_another(tmp_path):
+    found = []
+    for name, lowers in (("a", True), ("b", True), ("c", False)):
+        folder = random_model(tmp_path / name, word_tokenizer(["a man"]))
+        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowers})
+        found.append(model_digests(folder))
+    assert found[0] == found[1] and found[0] != found[2]
 
 
 def test_the_precision_of_a_pretraining_is_in_its_key():

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from bertsmith.base.files import locked_folder
 from bertsmith.experiments import quickstart as module
 from bertsmith.experiments.quickstart import quickstart, verdict
 from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.reports.pages import write_report
 
-from ..tiny import write
+from ..tiny import contents, write
 
 SETTINGS = QuickstartSettings(minutes=0.02, size="1x64", vocab_size=100, epochs=1, workers=1)
 WORDS = {
@@ -67,13 +68,33 @@ def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     for inside in (farm / "new", farm):
         with pytest.raises(ValueError, match=f"{inside} lies in the corpus .*: name an `out` out"):
             quickstart(inside, SETTINGS, [corpus[1], farm])
-    for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": -1}, {"workers": 0}):
+    for wrong in ({"size": "bas"}, {"minutes": 0.0}, {"epochs": -1}, {"workers": 0}, {"seed": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             quickstart(tmp_path / "new", replace(SETTINGS, **wrong), corpus)
     blank = write(tmp_path / "blank.txt", "\n\n")
     with pytest.raises(ValueError, match=r"blank\.txt: no text in it"):
         quickstart(tmp_path / "new", SETTINGS, [blank])
     assert not (tmp_path / "new").exists()
+
+
+def test_an_earlier_quickstart_is_kept_until_the_text_is_known_to_do(corpus, tmp_path):
+    out = tmp_path / "out"
+    for name in (".quickstart", "quickstart.json", "report.html", "vocab/a", "store/a"):
+        write(out / name, "earlier")
+    write(out / "pretrain" / "model.safetensors", "earlier")
+    before = contents(out)
+    few = write(tmp_path / "few.txt", "A short text of mine. It has two sentences.\n")
+    gives = "gives only 27 of 100 pieces: use `size=27` or less, give more text$"
+    with pytest.raises(ValueError, match=gives):
+        quickstart(out, SETTINGS, [few])
+    with pytest.raises(ValueError, match=r"characters need `size=\d+` or more$"):
+        quickstart(out, replace(SETTINGS, vocab_size=20), corpus)
+    with locked_folder(out), pytest.raises(ValueError, match=f"^{out}: in use, another process"):
+        quickstart(out, SETTINGS, corpus)
+    assert contents(out) == before
+    new = tmp_path / "new"
+    with locked_folder(new), pytest.raises(ValueError, match=f"^{new}: in use"):
+        quickstart(new, SETTINGS, corpus)
 
 
 def test_the_verdict_says_when_a_budget_is_too_small():

@@ -96,7 +96,7 @@ def is_special(path: Path) -> bool:
 
 
 def _place(path: Path) -> Path:
-    """Where a link leads, or the path as it is, for messages. Errors: as `atomic_file`."""
+    """The end of a link, or the path as it is, for messages. Errors: as `atomic_file`."""
     if is_special(path):
         raise ValueError(f"{path} is a device or a pipe, not a file: name a file")
     return Path(os.path.realpath(path)) if path.is_symlink() else path

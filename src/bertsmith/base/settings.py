@@ -60,6 +60,7 @@ class Bounds:
 Count = Bounds("must be at least 1", minimum=1)
 Positive = Bounds("must be above 0, and finite", above=0)
 NotNegative = Bounds("must be at least 0, and finite", minimum=0)
+Seed = Bounds("must be at least 0 and at most 2**63 - 1", minimum=0, maximum=2**63 - 1)
 Fraction = Bounds("must be in [0, 1)", minimum=0, below=1)
 Weight = Bounds("must be in [0, 1]", minimum=0, maximum=1)
 PositiveFraction = Bounds("must be above 0 and at most 1", above=0, maximum=1)

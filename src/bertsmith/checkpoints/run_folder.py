@@ -49,8 +49,11 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 LOCK_FILE = "run.lock"
 MANIFEST_FILE = "manifest.json"
-# what a run would write over, were it begun among the user's own files
-WRITTEN = ("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "model.safetensors")
+# what a run of any kind may write over, were it begun among the user's own files
+WRITTEN = (
+    *("seeds", RESULT_FILE, "log.jsonl", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
+    "model.safetensors",
+)
 NOT_THE_MODEL = (OPTIMIZER_FILE, STATE_FILE, MANIFEST_FILE)
 
 
@@ -96,10 +99,13 @@ def describe(
 
 
 class RunFolder:
-    """Reads and writes a run directory; `path` need not exist before the first write."""
+    """Reads and writes a run directory; `path` need not exist before the first write.
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    `writes`: patterns of what a run of this kind writes over or removes besides `WRITTEN`.
+    """
+
+    def __init__(self, path: Path | str, writes: Sequence[str] = ()) -> None:
+        self.path, self._writes = Path(path), (*WRITTEN, *writes)
         self.checkpoints = self.path / "checkpoints"
 
     def exists(self) -> bool:
@@ -117,11 +123,14 @@ class RunFolder:
             is_finished = self.kind() and (self.path / RESULT_FILE).exists()
             held = "a finished run, ready to use" if is_finished else "a run already"
             raise ValueError(f"{self.path} holds {held}: name another `out`")
-        for name in WRITTEN:
-            if (self.path / name).exists():
-                raise ValueError(
-                    f"{self.path} holds '{name}', which is of no run: name another `out`"
-                )
+        self.check_unused()
+
+    def check_unused(self) -> None:
+        """Refuse, by ValueError, a folder without a run that holds what a run would write over."""
+        for found in (path for pattern in self._writes for path in self.path.glob(pattern)):
+            raise ValueError(
+                f"{self.path} holds '{found.name}', which is of no run: name another `out`"
+            )
 
     def is_begun(self, kind: str, settings: Mapping[str, Any], free: Collection[str] = ()) -> bool:
         """True if a run of this kind and these settings was begun here and may go on.

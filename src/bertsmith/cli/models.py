@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bertsmith.base.settings import Metavar, Positional
+from bertsmith.base.settings import Metavar, Positional, Seed, check_bounds
 from bertsmith.serving.settings import ServingSettings
 
 
@@ -174,8 +174,11 @@ class ExtendPositions:
     """Tokens of the longest row that the new model reads."""
     out: Path
     """Folder for the extended model; it must be new or empty."""
-    seed: int = 1
+    seed: Annotated[int, Seed] = 1
     """Seed of the new rows, drawn with the mean and standard deviation of the old ones."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 def run_extend_positions(settings: ExtendPositions) -> None:

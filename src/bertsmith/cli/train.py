@@ -27,7 +27,8 @@ from bertsmith.training.pretraining.settings import (
     make_recipe,
 )
 
-MODES = ("resume", "dry_run", "replay")  # one at most
+# one at most, with the flags that it does not read
+MODES = {"resume": (), "dry_run": ("time_limit",), "replay": ("time_limit", "model")}
 # "Temporary failure; try again" in sysexits.h. torchrun tries again at once, which is right where
 # another machine's torchrun was stopped, but not after a time limit: there the code is 0.
 STOPPED = 75
@@ -86,21 +87,26 @@ class Pretrain(PretrainSettings):
 
 
 def run_pretrain(settings: Pretrain) -> int:
+    limit = math.inf if settings.time_limit is None else parse_duration(settings.time_limit)
+    modes = [name for name in MODES if getattr(settings, name)]
+    if len(modes) > 1:
+        raise ValueError(f"{' and '.join(f'`{name}`' for name in modes)}: give one of them")
+    for mode in modes:
+        for name in MODES[mode]:
+            if getattr(settings, name) is not None:
+                raise ValueError(f"`{name}` has no effect with `{mode}`: leave it out")
     recipe = _recipe(settings)
     began = settings.out is not None and (settings.out / "run.json").exists()
     goes_on = settings.model or (settings.resume and began) or settings.replay
     if str(settings.config) == "continue" and not goes_on:
         raise ValueError("--config continue goes on from a model: name it with --model MODEL")
-    modes = [f"--{n.replace('_', '-')}" for n in MODES if getattr(settings, n)]
-    if len(modes) > 1:
-        raise ValueError(f"{' and '.join(modes)}: give one of them")
     if settings.dry_run:
         return _dry_run(settings, recipe)
     if settings.out is None:
         raise ValueError("missing --out")
     if settings.replay:
         return _replay(settings, settings.out, recipe)
-    return _pretrain(settings, settings.out, recipe)
+    return _pretrain(settings, settings.out, recipe, limit)
 
 
 def _recipe(settings: Pretrain) -> Recipe:
@@ -109,7 +115,7 @@ def _recipe(settings: Pretrain) -> Recipe:
     return make_recipe(settings.config, flags, settings.model)
 
 
-def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
+def _pretrain(settings: Pretrain, out: Path, recipe: Recipe, limit: float) -> int:
     if int(os.environ.get("RANK", 0)) == 0:  # no other process of torchrun writes
         check_folder(out)
     from bertsmith.training.pretraining.evaluation import describe_evaluation
@@ -123,7 +129,7 @@ def _pretrain(settings: Pretrain, out: Path, recipe: Recipe) -> int:
             recipe,
             model=settings.model,
             resume=settings.resume,
-            time_limit=parse_duration(settings.time_limit) if settings.time_limit else math.inf,
+            time_limit=limit,
             command=["bertsmith", *sys.argv[1:]],
         )
         if not result.finished:

@@ -6,6 +6,7 @@ labels come with the text: the package of a docstring, or the file or document o
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.files import read_json, write_json
+from bertsmith.base.files import FOLDER_LOCK, locked_folder, read_json, write_json
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
@@ -62,18 +63,23 @@ def quickstart(
     """Run everything into `out`, in place of an earlier quickstart; returns the written summary.
 
     Errors: ValueError when `out` is a folder of something else, or lies within the corpus or around
-    it, or the corpus cannot be used.
+    it, or another process writes there, or the corpus cannot be used.
     """
-    pretraining, finetuning = _recipes(settings)  # mistakes end it before minutes are spent
+    recipes = _recipes(settings)  # mistakes end it before minutes are spent
     _check_folder(out, corpus)
     if corpus and not any(True for _ in read_documents(corpus)):
         raise no_text(corpus)
-    for name in OURS:
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("quickstart.json", "report.html"):
-        (out / name).unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARKER).touch()
+    with locked_folder(out):
+        return _whole_way(out, settings, corpus, *recipes)
+
+
+def _whole_way(
+    out: Path,
+    settings: QuickstartSettings,
+    corpus: Sequence[Path],
+    pretraining: PretrainSettings,
+    finetuning: FinetuneSettings,
+) -> dict[str, Any]:
     seconds: dict[str, float] = {}
     modules: list[Module] = []
     if not corpus:
@@ -83,7 +89,11 @@ def quickstart(
     documents = [Document(m.name, 1, m.paragraphs) for m in modules if m.paragraphs]
     with _stage("vocabulary", f"learning {settings.vocab_size:,} pieces", seconds):
         texts: Iterable[Document] = documents or read_documents(corpus)
-        vocabulary = train_vocabulary(texts, settings.vocab_size, workers=settings.workers)
+        try:
+            vocabulary = train_vocabulary(texts, settings.vocab_size, workers=settings.workers)
+        except ValueError as error:  # whose last remedies are settings that a quickstart has not
+            raise ValueError(re.split(r",? \(?or (?:lower|fewer) ", str(error))[0]) from error
+        _clear(out)  # not before the text is known to do
         tokenizer = Tokenizer(vocabulary)
         tokenizer.save(out / "vocab")
     with _stage("corpus", "tokenizing into a store", seconds):
@@ -135,7 +145,11 @@ def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
 
 def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
     """Errors: ValueError for a folder that must not be written into."""
-    if out.exists() and not (out / MARKER).exists() and (out.is_file() or any(out.iterdir())):
+    if out.is_file() or (
+        out.exists()
+        and not (out / MARKER).exists()
+        and any(path.name != FOLDER_LOCK for path in out.iterdir())
+    ):
         raise ValueError(f"{out} holds something that no quickstart wrote: name another `out`")
     for path in corpus:
         if out.resolve() in path.resolve().parents:
@@ -143,6 +157,15 @@ def _check_folder(out: Path, corpus: Sequence[Path]) -> None:
         # the corpus is read several times, also after the first files of ours
         if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
             raise ValueError(f"{out} lies in the corpus {path}: name an `out` outside of it")
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier quickstart wrote, and mark the folder as ours."""
+    for name in OURS:
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("quickstart.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
+    (out / MARKER).touch()
 
 
 @contextmanager

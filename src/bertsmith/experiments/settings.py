@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from bertsmith.base.settings import Advanced, Count, Metavar, Positional, check_bounds
+from bertsmith.base.settings import Advanced, Count, Metavar, Positional, Seed, check_bounds
 from bertsmith.training.settings import Machine
 
 ScaleName = Literal["nano", "small", "paper"]
@@ -25,7 +25,7 @@ class QuickstartSettings:
     """Peak learning rate of pre-training. Default: that of `bertsmith pretrain`."""
     epochs: int = 5
     """Epochs of each fine-tuning."""
-    seed: int = 12345
+    seed: Annotated[int, Seed] = 12345
     workers: Annotated[int, Count] = 2
     """Processes that read and tokenize."""
 

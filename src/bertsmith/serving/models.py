@@ -227,7 +227,7 @@ class ServedModel:
 
 
 def stamps(folder: Path) -> list[tuple[int, ...]]:
-    """What tells a folder's files of weights from others that take their place."""
+    """Device, inode, time and size of a folder's weights: other files in their place differ."""
     found = [path.stat() for path in model_files(folder)[0]]
     return [(own.st_dev, own.st_ino, own.st_mtime_ns, own.st_size) for own in found]
 

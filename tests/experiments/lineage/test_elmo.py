@@ -188,7 +188,8 @@ def test_settings_that_cannot_be(text, tmp_path):
     given = {"text": (text,), "out": tmp_path / "out"}
     for wrong, fault in (
         ({"size": "huge"}, "unknown size 'huge': known are small, medium, original"),
-        ({}, "exactly one of"),
+        ({}, "give exactly one of `steps`, `words` and `minutes`$"),
+        ({"steps": 1, "words": 9}, "`steps`, `words` and `minutes` .got `steps`, `words`.$"),
         ({"steps": 1, "vocab_size": 3}, "at least 4"),
         ({"steps": 1, "softmax": "sampled", "vocab_size": 100}, "fewer than `vocab_size=100`"),
     ):

@@ -21,7 +21,7 @@ from bertsmith.experiments.lineage.translation import (
 from bertsmith.experiments.lineage.translator import open_translator
 from bertsmith.training.loop.step import Stepper
 
-from ...tiny import bertsmith, cli, refused, write
+from ...tiny import bertsmith, cli, contents, refused, write
 
 WORDS = dict(
     zip(
@@ -172,6 +172,14 @@ def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_word_for_word_run_that_was_killed_begins_again(data, tmp_path, monkeypatch):
+    command = ("lineage", "word-for-word", *words_of(data), "--out", tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):  # between its files
+        patch.setattr(translation.RunFolder, "write_result", lambda *_: 1 / 0)
+        cli(*command)
+    assert (tmp_path / "table.npz").exists() and bertsmith(*command)
+
+
 def test_smoothing_is_that_of_pytorch():
     """The loss without logits against `F.cross_entropy`, and its gradients."""
     generator = torch.Generator().manual_seed(0)
@@ -239,6 +247,9 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
         *translate, "--beam", 99, "--out", tmp_path / "t"
     )
     assert "--precision half" in refused(*translate, "--precision", "half", "--out", tmp_path / "t")
+    for flag, most in (("--max-ratio", 100), ("--length-penalty", 10)):
+        line = refused(*translate, flag, "1e308", "--out", tmp_path / "t")
+        assert f"{flag} 1e+308: must be in [0, {most}]" in line
     assert "n-best" not in bertsmith("lineage", "translate", "--help-all")
     predict = ("predict", runs / "rnn", data / "dev.en", "--out", tmp_path / "p.csv")
     assert "use `bertsmith lineage translate`" in refused(*predict)
@@ -246,6 +257,41 @@ def test_mistakes_are_one_line(runs, data, tmp_path):
     evaluate = ("lineage", "evaluate", runs / "words")
     assert "no split 'tset'" in refused(*evaluate, "--split", "tset", *out)
     assert "name each system once" in refused(*evaluate, runs / "words", *out)
+
+
+TEXTS = ("--text", "gone.txt", "--steps", 1)
+PAIRS = words_of("gone", "--steps", 1)
+WRITTEN = [
+    *(("elmo", TEXTS, name) for name in ("model/a", "words.txt", "checkpoint-500/weights.bin")),
+    *(("transformer", PAIRS, f"{name}/a") for name in ("vocab", "source", "target")),
+    *((name, PAIRS, "checkpoints/step-1/weights.bin") for name in ("rnn", "attention")),
+    ("word-for-word", words_of("gone"), "table.npz"),
+]
+
+
+@pytest.mark.parametrize(("system", "given", "name"), WRITTEN)
+def test_files_of_the_user_are_left_alone(system, given, name, tmp_path):
+    write(tmp_path / name, "mine")
+    line = refused("lineage", system, *given, "--out", tmp_path)
+    first = name.partition("/")[0]
+    assert f"{tmp_path} holds '{first}', which is of no run: name another --out" in line
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+@pytest.mark.parametrize(("system", "given"), [("elmo", TEXTS), ("transformer", PAIRS)])
+def test_seeds_out_of_bounds(system, given, tmp_path):
+    for seed in (-1, 10**30):
+        line = refused("lineage", system, *given, "--seed", seed, "--out", tmp_path / "out")
+        assert f"--seed {seed}: must be at least 0 and at most 2**63 - 1" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_run_occupies_no_folder(data, tmp_path):
+    out = tmp_path / "out"
+    command = ("lineage", "rnn", *words_of(data), *flags_of("rnn"), "--out", out)
+    line = refused(*command, "--max-length", 1)
+    assert "every pair has more than 1 pieces" in line and [*contents(out)] == ["run.lock"]
+    bertsmith(*command, "--max-length", 40)
 
 
 def words(train, old, new):

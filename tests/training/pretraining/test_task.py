@@ -63,6 +63,13 @@ def test_the_second_phase_has_its_length_and_share(two_phases):
     assert (state["phase"], position["epoch"], position["index"]) == (2, 0, 6 * 8)
 
 
+def test_a_second_phase_without_a_step_is_told_of(train, two_phases, capsys):
+    says = "phase 2 has no step: give a longer budget, or a larger phase2_ratio"
+    run = train(base=TWO_PHASES, steps=3)
+    assert says in messages(run.folder) and says not in messages(two_phases)
+    assert f"warning: {says}" in capsys.readouterr().err.splitlines()
+
+
 @pytest.mark.parametrize("step", [6, 14, 17], ids=["first", "between", "second"])
 def test_a_killed_run_resumes_bit_for_bit_in_its_phase(
     train, tmp_path, two_phases, monkeypatch, step

@@ -234,7 +234,7 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
     Errors: ValueError for a run of other settings or another text in `out`, and for no text;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
-    run = RunFolder(settings.out)
+    run = RunFolder(settings.out, writes=("model", "words.txt", "checkpoint-*"))
     run.check_free(KIND)  # before the text is read
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     text = ElmoText.read(settings.text)

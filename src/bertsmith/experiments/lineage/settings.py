@@ -9,12 +9,14 @@ from typing import Annotated, ClassVar, Literal
 from bertsmith.base.settings import (
     Advanced,
     Alias,
+    Bounds,
     Count,
     Fraction,
     Hidden,
     Metavar,
     NotNegative,
     Positive,
+    Seed,
     check_bounds,
 )
 from bertsmith.model.config import elmo_config
@@ -22,6 +24,9 @@ from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.settings import Machine, Optimization
 
 NO_WORDS = 3  # numbers of ELMo's softmax that are borders of a sentence or <UNK>
+# more is of no use, and no float holds what comes of huge numbers
+Penalty = Bounds("must be in [0, 10]", minimum=0, maximum=10)
+Ratio = Bounds("must be in [0, 100]", minimum=0, maximum=100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,7 @@ class TranslationOptimization(Optimization):
     """Measured weights with the lowest loss, at most, whose mean is the model."""
     checkpoint_every: Annotated[int, Count, Advanced] = 500
     """Steps between two checkpoints."""
-    seed: int = 1
+    seed: Annotated[int, Seed] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,9 +217,9 @@ class DecodingSettings:
 
     beam: Annotated[int, Count] = 5
     """Hypotheses of a sentence at a time; 1: greedy search."""
-    length_penalty: Annotated[float, NotNegative] = 1.0
+    length_penalty: Annotated[float, Penalty] = 1.0
     """Power of the length by which log probabilities are divided; 0: not at all."""
-    max_ratio: Annotated[float, NotNegative] = 1.5
+    max_ratio: Annotated[float, Ratio] = 1.5
     """Longest translation, in pieces for each piece of the source ..."""
     max_extra: Annotated[int, Count] = 10
     """... and so many more."""
@@ -278,7 +283,7 @@ class ElmoSettings(Machine):
     """On the input of every LSTM and on the last output."""
     checkpoint_every: Annotated[int, Count, Advanced] = 500
     """Steps between checkpoints, from which the same command goes on after an interruption."""
-    seed: int = 1
+    seed: Annotated[int, Seed] = 1
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -294,4 +299,7 @@ class ElmoSettings(Machine):
 
     def budget(self) -> Budget:
         """Errors: ValueError for several budgets, or none."""
-        return Budget(self.steps, self.words, self.minutes)
+        try:
+            return Budget(self.steps, self.words, self.minutes)
+        except ValueError as error:  # ELMo's name for its tokens is `words`
+            raise ValueError(str(error).replace("`tokens`", "`words`")) from error

@@ -31,6 +31,9 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.experiments.lineage import bleu
 from bertsmith.experiments.lineage.attention import AttentionConfig, AttentionTranslator
 from bertsmith.experiments.lineage.pairs import (
+    JOINT,
+    SOURCE,
+    TARGET,
     Languages,
     PairRows,
     Pairs,
@@ -241,7 +244,7 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
     bleu.check_language(settings.target)
-    run = RunFolder(settings.out)
+    run = RunFolder(settings.out, writes=(JOINT, SOURCE, TARGET, "checkpoints"))
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     kind, described = KIND.format(system=settings.system), to_mapping(settings)
     if run.is_begun(kind, described, FREE) and (run.path / RESULT_FILE).exists():
@@ -249,41 +252,48 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     splits = read_splits(settings.data, settings.source, settings.target, ("train", "dev"))
     with run.locked():
         peak = measure_peak(engine)
-        if run.is_begun(kind, described, FREE):  # again: another may have been here meanwhile
+        begun = run.is_begun(kind, described, FREE)  # again: another may have been here meanwhile
+        if begun:
             languages = Languages.open(run.path)
         else:
             languages = Languages.train(splits["train"], settings.vocab_size, not settings.separate)
-            model = new_model(settings, languages)
+        task = _task(settings, splits, languages, engine)  # what it refuses occupies no folder
+        if not begun:
             languages.save(run.path)
             about = machine(engine, peak)
-            run.write_settings(describe(kind, command, described, model, machine=about))
+            run.write_settings(describe(kind, command, described, task.model, machine=about))
         ceiling = bleu.ceiling(splits["dev"].target, languages.target, settings.target)
         print(
             f"{settings.data}: {len(splits['train']):,} pairs; the references of dev, through this "
             f"vocabulary and back, have BLEU {ceiling['bleu']['score']:.1f}",
             file=sys.stderr,
         )
-        return _train(settings, splits, languages, run, engine, peak)
+        return _train(task, run, peak)
 
 
-def _train(
+def _task(
     settings: TranslationSettings,
     splits: Mapping[str, Pairs],
     languages: Languages,
-    run: RunFolder,
     engine: Engine,
-    peak: float,
-) -> dict[str, Any]:
+) -> Translation:
     train, dev = (encode(splits[name], languages, settings.max_length) for name in ("train", "dev"))
     model = new_model(settings, languages).to(engine.device)
+    best = BestWeights(settings.average)
+    return Translation(model, train, dev, settings, engine, TrainingState(), best)
+
+
+def _train(task: Translation, run: RunFolder, peak: float) -> dict[str, Any]:
+    model, dev, best = task.model, task.dev, task.best
+    settings, engine = task.settings, task.engine
     optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
     for group in optimizer.param_groups:
         group["betas"], group["eps"] = (0.9, settings.beta2), ADAM_EPS
     checkpoint = SeedCheckpoint.newest(run.checkpoints)
-    state, best = checkpoint.state if checkpoint else TrainingState(), BestWeights(settings.average)
     if checkpoint:
         checkpoint.restore(model, optimizer, best.resume)
-    task = Translation(model, train, dev, settings, engine, state, best)
+        task.state = checkpoint.state
+    state = task.state
     loop = LoopSettings(
         budget=settings.budget(),
         learning_rate=settings.learning_rate,
@@ -293,7 +303,7 @@ def _train(
         seed=settings.seed,
         checkpoint_every=settings.checkpoint_every,
         num_evals=settings.num_evals,
-        evaluation_steps=EVALUATED_PAIR * len(dev) / len(train) * task.batches.per_epoch,
+        evaluation_steps=EVALUATED_PAIR * len(dev) / len(task.train) * task.batches.per_epoch,
         peak=peak,
         label=settings.system,
     )

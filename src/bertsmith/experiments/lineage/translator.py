@@ -144,14 +144,14 @@ def train_word_for_word(
     Errors: ValueError for data that do not fit, or a folder in use.
     """
     bleu.check_language(settings.target)
-    run, started = RunFolder(settings.out), time.monotonic()
+    run, started = RunFolder(settings.out, writes=(TABLE,)), time.monotonic()
     kind = KIND.format(system=settings.system)
     run.check_free(kind)
     splits = read_splits(settings.data, settings.source, settings.target, ("train",))
     with run.locked():
         model = WordForWord.train(splits["train"], settings.iterations)
-        model.save(run.path / TABLE)
         run.write_settings(describe(kind, command, to_mapping(settings)))
+        model.save(run.path / TABLE)
         seconds = round(time.monotonic() - started, 1)
         result = {"seconds": seconds, "word_pairs": len(model.probabilities)}
         run.write_result(result)

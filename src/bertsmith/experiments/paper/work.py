@@ -94,7 +94,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def model_digests(folder: Path) -> list[str]:
     """Digests of the weights, configuration and vocabulary of a model that is there."""
-    names = "config.json", "vocab.txt", "tokenizer.json"
+    names = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
     files = [folder / name for name in names if (folder / name).exists()]
     return [digest(path) for path in (*weight_files(folder), *files)]
 

@@ -183,7 +183,7 @@ class SimilarityTraining(PoolingSettings):
 
 
 def training_of(folder: Path) -> SimilarityTraining:
-    """As `similarity_training`, but where nothing tells of one it is without settings."""
+    """`similarity_training`, or one without settings where nothing tells of any."""
     return similarity_training(folder) or SimilarityTraining(folder=folder)
 
 

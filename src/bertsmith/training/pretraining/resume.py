@@ -43,7 +43,7 @@ def starting_point(
 
     Errors: ValueError for contradictions or a folder in use, before anything is opened.
     """
-    checkpoint, skipped = run.latest_valid() if resume else (None, [])
+    checkpoint, skipped = run.latest_valid() if resume and run.exists() else (None, [])
     for path, reason in skipped:
         print(f"skipped {path}: {reason}", file=sys.stderr)
     if checkpoint is not None:
@@ -59,10 +59,11 @@ def starting_point(
             f"{run.path}: it has trained, but there is no whole checkpoint to go on from "
             f"({why}): put one back from a copy, or start another run"
         )
-    for name, what in (("manifest.json", "a token store"), ("vocab.txt", "a vocabulary")):
-        if (run.path / name).exists() and not run.exists():
-            raise ValueError(f"{run.path} holds {what}: name another `out`")
-    if run.exists() and not (resume and ours):
+    if not run.exists():
+        if (run.path / "manifest.json").exists():
+            raise ValueError(f"{run.path} holds a token store: name another `out`")
+        run.check_unused()
+    elif not (resume and ours):
         if ours and not has_trained:
             raise ValueError(
                 f"{run.path} holds a run that stopped before its first checkpoint: name another "

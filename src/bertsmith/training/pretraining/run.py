@@ -115,7 +115,8 @@ def pretrain(
     OSError that names the last good checkpoint when one cannot be written.
     """
     deadline = time.monotonic() + time_limit
-    run, base_model = RunFolder(out), open_model_folder(model) if model else None
+    run = RunFolder(out, writes=("checkpoints",))
+    base_model = open_model_folder(model) if model else None
     recipe = make_recipe(recipe, fields, base_model)
     settings = recipe.settings
     with process_group(settings.dist_timeout) as ranks, ExitStack() as until_end:
@@ -225,6 +226,9 @@ def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) ->
                 f"phase {phase.number} from step {state.step} on: "
                 f"length {phase.length}, batch {phase.batch}"
             )
+            if run.done() == 1.0:
+                remedy = "give a longer budget, or a larger phase2_ratio"
+                diagnostics.warn(f"phase {phase.number} has no step: {remedy}", log)
         run.task, run.settings = task, replace(run.settings, until=phase.until)
         if run.settings.budget.minutes is not None:
             task.evaluate(rows=1)  # compile it outside of the budget's minutes

@@ -15,6 +15,7 @@ from bertsmith.base.settings import (
     Fraction,
     NotNegative,
     Positive,
+    Seed,
     check_bounds,
     nearest,
     read_toml,
@@ -97,7 +98,7 @@ class DataSettings:
     """Share of document passes with shorter rows; the paper has 0.1."""
     nsp_sampling: PairRule | None = None
     """clean: the paper's pairs, but none misleading and in full rows. Default."""
-    seed: Annotated[int, NotNegative] = 12345
+    seed: Annotated[int, Seed] = 12345
 
 
 @dataclass(frozen=True)
