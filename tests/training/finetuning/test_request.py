@@ -55,6 +55,7 @@ def test_settings_that_cannot_be(settings, name, value, message):
     [
         ("3..1", "`seeds='3..1'`: a range goes upwards, such as 1..3"),
         ("1,2,1", "`seeds='1,2,1'`: 1 is named twice: leave one out"),
+        (f"1,{2**63}", "`seeds='1,9223372036854775808'`: seeds are at most 2**63 - 1"),
         ("1..", "`seeds='1..'`: write 1,2,3 or 1..3"),
     ],
 )

@@ -157,8 +157,8 @@ def make_task(request: Request) -> Task:
 def parse_seeds(text: str) -> list[int]:
     """Read seeds as users write them.
 
-    Errors: ValueError for anything else than numbers, a range that goes downwards, and a seed named
-    twice.
+    Errors: ValueError for anything else than numbers, a range that goes downwards, a number that no
+    generator takes, and a seed named twice.
 
     >>> parse_seeds("1,2,5") + parse_seeds("1..3")
     [1, 2, 5, 1, 2, 3]
@@ -171,6 +171,8 @@ def parse_seeds(text: str) -> list[int]:
         raise ValueError(f"`seeds={text!r}`: write 1,2,3 or 1..3")
     if not seeds:
         raise ValueError(f"`seeds={text!r}`: a range goes upwards, such as 1..3")
+    if max(seeds) >= 2**63:
+        raise ValueError(f"`seeds={text!r}`: seeds are at most 2**63 - 1")
     if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
         raise ValueError(f"`seeds={text!r}`: {twice[0]} is named twice: leave one out")
     return seeds

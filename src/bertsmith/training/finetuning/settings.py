@@ -15,6 +15,7 @@ from bertsmith.base.settings import (
     NotNegative,
     Positive,
     PositiveFraction,
+    Seed,
     Weight,
     check_bounds,
 )
@@ -124,11 +125,11 @@ class EvaluationSettings:
 class SeedSettings:
     """Seeds of a study that parts what they decide."""
 
-    init_seed: Annotated[int | None, NotNegative, Advanced] = None
+    init_seed: Annotated[int | None, Seed, Advanced] = None
     """Seed of the new weights where it is not that of the run."""
-    order_seed: Annotated[int | None, NotNegative, Advanced] = None
+    order_seed: Annotated[int | None, Seed, Advanced] = None
     """Seed of the order of the examples where it is not that of the run."""
-    dropout_seed: Annotated[int | None, NotNegative, Advanced] = None
+    dropout_seed: Annotated[int | None, Seed, Advanced] = None
     """Seed of dropout where it is not that of the run."""
 
 
@@ -297,7 +298,7 @@ class ContrastiveSettings(Machine, Optimization):
     """Peak learning rate."""
     max_length: int = 128
     """Tokens of a text; longer ones are cut."""
-    seed: int = 1
+    seed: Annotated[int, Seed] = 1
 
     def __post_init__(self) -> None:
         if (
