@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bertsmith.serving.application import Application, Operation
+from bertsmith.serving.application import Application, Operation, read_keys
 from bertsmith.serving.batching import Job
 from bertsmith.serving.metrics import Metrics
 from bertsmith.serving.settings import ServingSettings
@@ -95,7 +95,7 @@ def application(model=None, operations=(ECHO, HOME, OPEN), **settings):
     models = model if isinstance(model, dict) else {"echo": model or EchoModel()}
     settings = ServingSettings(**{"log": "errors", **settings})
     operations = operations(models, settings) if callable(operations) else operations
-    made = Application(models, operations, settings, metrics())
+    made = Application(models, operations, settings, metrics(), read_keys(settings.api_key_file))
     made.start()
     try:
         yield made

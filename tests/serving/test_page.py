@@ -12,7 +12,7 @@ import transformers
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import BareModel
-from bertsmith.serving.application import Application
+from bertsmith.serving.application import Application, read_keys
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
 from bertsmith.serving.settings import ServingSettings
@@ -61,7 +61,8 @@ def models(tmp_path_factory):
 
 def application(models, **settings):
     settings = ServingSettings(log="errors", **settings)
-    return Application(models, operations_of(models, settings), settings, UNCOUNTED)
+    keys = read_keys(settings.api_key_file)
+    return Application(models, operations_of(models, settings), settings, UNCOUNTED, keys)
 
 
 def get(app, path, method="GET", **headers):

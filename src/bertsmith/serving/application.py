@@ -138,6 +138,7 @@ class Application:
         operations: Sequence[Operation],
         settings: ServingSettings,
         metrics: Metrics,
+        keys: Sequence[bytes],
     ) -> None:
         self.models, self.settings, self.metrics = models, settings, metrics
         self.operations = list(operations)
@@ -147,7 +148,7 @@ class Application:
             for method in ((own.method, "HEAD") if own.body is None else (own.method,))
         }
         self.paths = {own.path for own in operations}
-        self.keys = read_keys(settings.api_key_file) if settings.api_key_file else []
+        self.keys = keys
         threads = max(model.threads for model in models.values())
         self.batcher = Batcher(threads, settings.max_wait, settings.max_tokens, metrics.on_batch)
         self.is_draining = False
@@ -454,8 +455,13 @@ def choose_model(
     raise ValueError(f"no model here can {' or '.join(methods)}")
 
 
-def read_keys(path: Path) -> list[bytes]:
-    """Digests of the keys in a file, one a line. Errors: ValueError for a file without one."""
+def read_keys(path: Path | None) -> list[bytes]:
+    """Digests of the keys in a file, one a line; [] without a file.
+
+    Errors: ValueError for a file without a key.
+    """
+    if path is None:
+        return []
     keys = [line.strip() for line in path.read_bytes().splitlines()]
     found = [hashlib.sha256(key).digest() for key in keys if key and not key.startswith(b"#")]
     if not found:

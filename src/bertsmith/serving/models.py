@@ -68,9 +68,11 @@ class ServedModel:
     def open(cls, name: str, folder: Path, processor: Processor) -> ServedModel:
         """Open a model's folder. Errors: ValueError as `bertsmith.load`."""
         weights, trained = stamps(folder), training_of(folder)
-        dense = tuple(layer.in_memory() for layer in trained.dense)
+        with contextlib.suppress(ValueError):  # as a request for vectors will say
+            dense = tuple(layer.in_memory() for layer in trained.dense)
+            trained = replace(trained, dense=dense)
         predictor = ServedPredictor(folder, processor)
-        return cls(name, folder, predictor, time.time(), replace(trained, dense=dense), weights)
+        return cls(name, folder, predictor, time.time(), trained, weights)
 
     @property
     def is_native(self) -> bool:
@@ -204,8 +206,6 @@ class ServedModel:
     ) -> int:
         """Numbers in the answers, at most, of methods that give many for a token or text."""
         config, pieces = self.predictor.config, len(self.predictor.tokenizer.vocabulary)
-        if method == "embed_sparse":  # a piece and its weight
-            return 2 * pieces * len(items)
         if method == "fill_candidates":
             return 5 * len(options["candidates"]) * len(items)
         if method.startswith("fill"):  # a piece and its probability
@@ -245,12 +245,14 @@ def work(
     def searched(masks: int) -> int:  # rows: one for the first mask, then all of the beam
         return 1 + (max(masks, 1) - 1) * width
 
-    def words(text: str, count: int) -> int:
-        most, masks = options["max_pieces"], max(1, text.count(MASK))
+    @functools.cache
+    def words(masks: int) -> tuple[int, int]:  # rows, and tokens in them besides the text's own
+        most = options["max_pieces"]
         if most**masks > MAX_COMBINATIONS:  # it is refused
-            return count
-        sums = map(sum, itertools.product(range(1, most + 1), repeat=masks))
-        return sum(2 * searched(k) * (count - masks + k) for k in sums)  # found, then scored
+            return 1, 0
+        sums = [*map(sum, itertools.product(range(1, most + 1), repeat=masks))]
+        rows = [2 * searched(k) for k in sums]  # found, then scored
+        return sum(rows), sum(row * (k - masks) for row, k in zip(rows, sums, strict=True))
 
     both = list(zip(items, tokens, strict=True))
     if method == "explain" and options.get("method") == "occlusion":  # a pass for each word
@@ -260,13 +262,14 @@ def work(
     if method == "fill_together":
         return [count * searched(item[0].count(MASK)) for item, count in both]
     if method == "fill_words":
-        return [words(item[0], count) for item, count in both]
+        found = [words(max(1, item[0].count(MASK))) for item in items]
+        return [rows * count + more for (rows, more), count in zip(found, tokens, strict=True)]
     if method == "fill_candidates":
         sizes = [max(1, about_tokens(one) - 2) for one in options["candidates"]]
         # a row a piece; that of the last is one for all candidates of as many pieces
         rows = [(size, size - 1) for size in sizes] + [(size, 1) for size in set(sizes)]
-        own = sum(size * times for size, times in rows)
-        return [own + (count - 1) * sum(times for _, times in rows) for count in tokens]
+        own, passes = sum(size * times for size, times in rows), sum(times for _, times in rows)
+        return [own + (count - 1) * passes for count in tokens]
     return [*tokens]
 
 

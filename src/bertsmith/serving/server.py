@@ -144,8 +144,7 @@ class Supervisor:
 
     def open_models(self) -> Application:
         """Read the models and try each: an application that is not yet started."""
-        if self.settings.api_key_file:  # before what takes long
-            read_keys(self.settings.api_key_file)
+        keys = read_keys(self.settings.api_key_file)  # before what takes long
         started = time.perf_counter()
         models = {
             name: ServedModel.open(name, open_model_folder(given), self.processor)
@@ -157,7 +156,7 @@ class Supervisor:
         seconds = time.perf_counter() - started
         print(f"models opened in {seconds:.1f} s", file=sys.stderr)
         operations = operations_of(models, self.settings)
-        found = Application(models, operations, self.settings, self.metrics)
+        found = Application(models, operations, self.settings, self.metrics, keys)
         found.lifeline = self.lifeline[0]
         return found
 

@@ -294,6 +294,15 @@ def test_a_refused_run_occupies_no_folder(data, tmp_path):
     bertsmith(*command, "--max-length", 40)
 
 
+def test_a_run_that_was_killed_before_its_vocabulary_goes_on(data, tmp_path, monkeypatch):
+    command = ("lineage", "rnn", *words_of(data), *flags_of("rnn"), "--out", tmp_path / "out")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(translation.Languages, "save", lambda *_: 1 / 0)
+        cli(*command)
+    assert "vocab" not in contents(tmp_path / "out") and bertsmith(*command)
+    assert (tmp_path / "out" / "vocab" / "vocab.txt").exists()
+
+
 def words(train, old, new):
     return [new if word == old else word for word in train]
 

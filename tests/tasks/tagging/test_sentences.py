@@ -231,6 +231,7 @@ def test_text_that_has_columns():
     columns = ["-DOCSTART- -X-", "", "Ann NNP B-PER", "is VB O"]
     assert tagging.has_columns(columns, ["O", "B-LOC"])
     assert tagging.has_columns(["Ann NNP", "sings VBZ", ". ."], ["NNP", "VBZ", "."])
+    assert tagging.has_columns(["Ann\tB-PER", "New York\tB-LOC"], ["O"])
     single, sentences = ["World War I"], ["Ann sings .", "Bob runs ."]
     ragged = ["plan B", "the other plan B"]
     others = ["Ann B-PER", "is here"], ["O", "B-PER"], [""], ["and so am I", "he said"]

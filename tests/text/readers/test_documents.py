@@ -73,18 +73,15 @@ def test_rows_are_documents_and_their_lines_paragraphs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("returns.csv", '\rtext,n\ra,1\r"b\rc",2\r', [(3, ["a"]), (4, ["b", "c"])]),
         ("quotes.tsv", 'label\ttext\n0\t"he said\n1\tb\n', [(2, ['"he said']), (3, ["b"])]),
-        (
-            "returns.tsv",
-            "label\ttext\r\n0\ta\r1\tb\r\n\r\n1\tc\n",
-            [(2, ["a"]), (3, ["b"]), (5, ["c"])],
-        ),
+        ("returns.csv", '\rtext,n\ra,1\r"b\rc",2\r', [(3, ["a"]), (4, ["b", "c"])]),
+        ("short.csv", "text,note\r\na\r\nb,,\r\n", [(2, ["a"]), (3, ["b"])]),
+        ("returns.tsv", "label\ttext\r\n0\ta\rb\r\n\r\n1\tc\n", [(2, ["a", "b"]), (4, ["c"])]),
         ("surrogate.jsonl", r'{"text": "a\ud83d b \ud83d\ude00"}', [(1, ["a\ufffd b \U0001f600"])]),
     ],
 )
 def test_unusual_characters_in_rows(tmp_path, name, data, expected):
-    """Lone carriage returns, plain quotes and half a surrogate pair, which is replaced."""
+    """Plain quotes, a line break and half a surrogate pair, which is replaced."""
     assert found(write(tmp_path / name, data)) == expected
 
 

@@ -263,6 +263,11 @@ class Languages:
     def joint(self) -> bool:
         return self.source is self.target
 
+    @staticmethod
+    def are_in(folder: Path) -> bool:
+        """True if `save` has written all of it there."""
+        return (folder / JOINT).exists() or all((folder / one).exists() for one in (SOURCE, TARGET))
+
     def save(self, folder: Path) -> None:
         """Write the folder `vocab` of a joint vocabulary, or `source` and `target`."""
         sides = {SOURCE: self.source, TARGET: self.target}

@@ -253,15 +253,17 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     with run.locked():
         peak = measure_peak(engine)
         begun = run.is_begun(kind, described, FREE)  # again: another may have been here meanwhile
-        if begun:
+        saved = begun and Languages.are_in(run.path)
+        if saved:
             languages = Languages.open(run.path)
         else:
             languages = Languages.train(splits["train"], settings.vocab_size, not settings.separate)
         task = _task(settings, splits, languages, engine)  # what it refuses occupies no folder
         if not begun:
-            languages.save(run.path)
             about = machine(engine, peak)
             run.write_settings(describe(kind, command, described, task.model, machine=about))
+        if not saved:
+            languages.save(run.path)
         ceiling = bleu.ceiling(splits["dev"].target, languages.target, settings.target)
         print(
             f"{settings.data}: {len(splits['train']):,} pairs; the references of dev, through this "

@@ -170,7 +170,7 @@ def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:
     >>> has_columns(["Ann B-PER", "sings O", ""], ["O"]), has_columns(["Ann sings"], ["O"])
     (True, False)
     """
-    rows = [line.split() for line in lines if line.strip() and not line.startswith(DOCUMENT)]
+    rows = [conll_cells(line) for line in lines if line.strip() and not line.startswith(DOCUMENT)]
     ends = [row[-1] for row in rows]
     return (
         len(rows) > 1

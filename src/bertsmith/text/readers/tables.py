@@ -169,10 +169,21 @@ def _json_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any
 
 
 def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
-    table = _table_rows(path, {column: "`text_column`"}, (), leave_out_broken=False)
-    _, names = next(table, (0, []))
-    for number, row in table:
-        yield number, row[names.index(column)]
+    is_csv = file_kind(path) == ".csv"
+    # a text of a tsv cannot hold a line feed, but a carriage return
+    lines = (
+        _returned_lines(path) if is_csv else (f"{text}\n" for _, text in raw_lines(path, MAX_ROW))
+    )
+    header, index = list[str](), 0
+    for number, row in split_rows(path, lines, quoted=is_csv):
+        if not header and row:
+            [index] = _find(str(path), row, {column: "`text_column`"}, column not in row)
+            header = row
+        elif row and (len(row) <= index or any(row[len(header) :])):
+            fault = f"{len(row)} cells, but the header has {len(header)}"
+            raise ValueError(f"{path}:{number}: {fault}: {_QUOTING}")
+        elif row:
+            yield number, row[index]
 
 
 def read_columns(
@@ -334,10 +345,7 @@ def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _table_rows(
-    path: Path | RemoteFile,
-    wanted: Mapping[str, str],
-    header: Sequence[str],
-    leave_out_broken: bool,
+    path: Path, wanted: Mapping[str, str], header: Sequence[str], leave_out_broken: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """The names of the columns, then (line, cells) of each row."""
     names: Sequence[str] = ()
@@ -347,8 +355,7 @@ def _table_rows(
         if not names:
             is_named = not header or not set(wanted).isdisjoint(row)
             names = row if is_named else header
-            is_foreign = set(wanted).isdisjoint(names)
-            indices = _find(str(path), names, wanted, is_foreign)
+            indices = _find(path, names, wanted, is_foreign=set(wanted).isdisjoint(names))
             yield 0, list(names)
             if is_named:
                 continue
@@ -365,7 +372,7 @@ def _table_rows(
         print(f"warning: {path}: {found}", file=sys.stderr)
 
 
-def _raw_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
+def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Every row that is not blank, the header among them, with its first line."""
     rows = split_rows(path, _returned_lines(path), table_format(path) == ".csv")
     return (row for row in rows if row[1])
@@ -374,7 +381,7 @@ def _raw_rows(path: Path | RemoteFile) -> Iterator[tuple[int, list[str]]]:
 def _returned_lines(path: Path | RemoteFile) -> Iterator[str]:
     """Lines with their ends, which a lone carriage return is, too."""
     for _, line in whole_lines(path, MAX_ROW):
-        if "\r" in line:
+        if "\r" in line.removesuffix("\r\n"):
             yield from io.StringIO(line, newline="")
         else:
             yield line
