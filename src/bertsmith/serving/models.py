@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,9 +24,9 @@ from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER
 from bertsmith.inference.explanation import rolled_out
-from bertsmith.inference.fill import BEAM, MASK, MAX_COMBINATIONS, fill_candidates, fill_words
+from bertsmith.inference.fill import MASK, fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor
-from bertsmith.serving.batching import Call, Job
+from bertsmith.serving.batching import Call, Job, about_tokens, work
 from bertsmith.tasks.features import Features, cumulate, gather_spans, text_rows
 from bertsmith.tasks.vectors import text_features
 from bertsmith.text.tokenizer.rows import Encoded, make_rows, text_room, truncate_pairs
@@ -230,60 +229,6 @@ def stamps(folder: Path) -> list[tuple[int, ...]]:
     """Device, inode, time and size of a folder's weights: other files in their place differ."""
     found = [path.stat() for path in model_files(folder)[0]]
     return [(own.st_dev, own.st_ino, own.st_mtime_ns, own.st_size) for own in found]
-
-
-def work(
-    method: str, items: Sequence[Any], tokens: Sequence[int], options: dict[str, Any]
-) -> list[int]:
-    """Tokens that the model reads for each item in all its passes, about; fill.py has the passes.
-
-    >>> work("fill_together", [("[MASK] or [MASK]",)], [7], {"top": 5})
-    [147]
-    """
-    width = max(options.get("top", 0), BEAM)
-
-    def searched(masks: int) -> int:  # rows: one for the first mask, then all of the beam
-        return 1 + (max(masks, 1) - 1) * width
-
-    @functools.cache
-    def words(masks: int) -> tuple[int, int]:  # rows, and tokens in them besides the text's own
-        most = options["max_pieces"]
-        if most**masks > MAX_COMBINATIONS:  # it is refused
-            return 1, 0
-        sums = [*map(sum, itertools.product(range(1, most + 1), repeat=masks))]
-        rows = [2 * searched(k) for k in sums]  # found, then scored
-        return sum(rows), sum(row * (k - masks) for row, k in zip(rows, sums, strict=True))
-
-    both = list(zip(items, tokens, strict=True))
-    if method == "explain" and options.get("method") == "occlusion":  # a pass for each word
-        return [count * count for count in tokens]
-    if method == "choose":  # the prompt is read with every option
-        return [count + (len(item[1]) - 1) * about_tokens(item[0]) for item, count in both]
-    if method == "fill_together":
-        return [count * searched(item[0].count(MASK)) for item, count in both]
-    if method == "fill_words":
-        found = [words(max(1, item[0].count(MASK))) for item in items]
-        return [rows * count + more for (rows, more), count in zip(found, tokens, strict=True)]
-    if method == "fill_candidates":
-        sizes = [max(1, about_tokens(one) - 2) for one in options["candidates"]]
-        # a row a piece; that of the last is one for all candidates of as many pieces
-        rows = [(size, size - 1) for size in sizes] + [(size, 1) for size in set(sizes)]
-        own, passes = sum(size * times for size, times in rows), sum(times for _, times in rows)
-        return [own + (count - 1) * passes for count in tokens]
-    return [*tokens]
-
-
-def about_tokens(item: Any) -> int:
-    """Tokens of a text, or of texts together, with [CLS] and [SEP]: a token is about four letters.
-
-    >>> about_tokens(("A fine film.", "Really?"))
-    8
-    """
-    if isinstance(item, int):
-        return 1  # the id of a piece
-    if isinstance(item, str):
-        return 2 + (len(item) if item.isascii() else len(item.encode(errors="replace"))) // 4
-    return sum(map(about_tokens, item)) if isinstance(item, tuple | list) else 0
 
 
 def _embed(
