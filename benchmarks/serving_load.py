@@ -22,7 +22,8 @@ from typing import Any
 import httptools
 import numpy as np
 
-MOST_CONNECTIONS = 1024  # of the open loop; later requests wait, and their clock runs
+MOST_CONNECTIONS = 4096  # of the open loop; later requests wait, and their clock runs
+FIRST_CONNECTIONS = 1024  # of it, opened before its clock runs; more when all are in use
 PATIENCE = 5.0  # seconds for answers after the last request
 SCRIPT = """
 local requests, k = {}, 0
@@ -168,6 +169,10 @@ class Client:
             self.idle.pop().send(answer)
             return
         self.waiting.append(answer)
+        self.connect()
+
+    def connect(self) -> None:
+        """Begin to open one more."""
         if self.open < MOST_CONNECTIONS:
             self.open += 1
             loop = asyncio.get_running_loop()
@@ -177,10 +182,15 @@ class Client:
             task.add_done_callback(self._opened)
 
     def _opened(self, task: asyncio.Task[Any]) -> None:
-        if task.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             self.open -= 1
 
     async def run(self, rate: float, seconds: float) -> list[Answer]:
+        for _ in range(FIRST_CONNECTIONS):
+            self.connect()
+        end = time.perf_counter() + PATIENCE
+        while len(self.idle) < self.open and time.perf_counter() < end:
+            await asyncio.sleep(0.01)
         started = time.perf_counter() + 0.1
         answers = [Answer(k, started + k / rate) for k in range(round(rate * seconds))]
         for answer in answers:

@@ -1,8 +1,10 @@
 """A request's way: who may ask, how much, what; every refusal by its status, and what is told."""
 
 import asyncio
+import gc
 import hmac
 import json
+import weakref
 
 import pytest
 
@@ -10,7 +12,7 @@ from bertsmith.serving import application as served
 from bertsmith.serving.application import Operation, Refused, Reply
 from bertsmith.serving.batching import Busy
 
-from .serving_tools import ECHO, HOME, OPEN, EchoModel, application, ask, asked
+from .serving_tools import ECHO, HOME, OPEN, EchoModel, Texts, application, ask, asked, echo
 
 TEXT = {"text": ["a"]}
 
@@ -238,6 +240,24 @@ def test_the_work_of_a_client_that_leaves_stops(monkeypatch, capsys):
         assert ask(app, "POST", "/v1/echo", b"", {}, receive) is None
         assert app.batcher.queued_tokens == 0
     assert json.loads(capsys.readouterr().err)["status"] == 499
+
+
+def test_a_request_that_was_watched_leaves_nothing_for_the_garbage_collector(monkeypatch):
+    monkeypatch.setattr(served, "WATCHED_AFTER", 0.01)
+    requests = []
+
+    async def respond(app, request, body):
+        requests.append(weakref.ref(request))
+        return await echo(app, request, body)
+
+    gc.disable()
+    try:
+        operation = Operation("/v1/echo", respond, Texts)
+        with application(EchoModel(seconds=0.05), [operation]) as app:
+            assert ask(app, "POST", "/v1/echo", TEXT).status == 200
+        assert [reference() for reference in requests] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_fault_of_ours_is_told_to_the_log_alone(app, capsys):

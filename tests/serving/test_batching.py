@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import random
+import sys
 import threading
 import time
 
@@ -147,6 +150,53 @@ def test_busy_by_the_wait_that_is_reckoned():
 
     with batcher(max_wait=0.5) as own:
         asyncio.run(go(own, Recorder()))
+
+
+def test_the_wait_is_the_work_of_all_that_is_due_before():
+    """Of kinds of different pace; items that were taken or whose sender has gone do not count."""
+    draw, pace = random.Random(0), {"m/double": 1e-3, "m/other": 5e-3}
+
+    async def go(own, call):
+        first = await held(own, call)
+        own._pace = dict(pace)
+        jobs = [
+            call.job(*"ab", tokens=draw.randint(1, 300), kind=draw.choice([*pace]))
+            for _ in range(40)
+        ]
+        tasks = [asyncio.ensure_future(own.run(job)) for job in jobs]
+        await asyncio.sleep(0)
+        for task in draw.sample(tasks, 10):
+            task.cancel()
+        await asyncio.sleep(0.01)
+        assert own._take() and len(own.queue) == 29
+        own.max_wait = 0.0
+        for cost in (200, 400, 700, 3000):
+            due = own._due("m/double", cost)
+            before = [job for job in own.queue if job.due < due]
+            wait = sum(pace[job.kind] * job.cost_left for job in before)
+            with pytest.raises(Busy) as busy:
+                own.check_room("m/double", cost, 1)
+            assert busy.value.seconds == pytest.approx(wait) and wait > 0.1
+        assert len(before) == 29
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert not any(own._costs.values())
+        call.gate.set()
+        await first
+
+    with batcher() as own:
+        asyncio.run(go(own, Recorder()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_who_computes_stands_back_behind_who_reads():
+    def call(items, threads):
+        return [os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) for _ in items]
+
+    with batcher() as own:
+        [found] = asyncio.run(own.run(Job("k", "k", call, ["a"], [1])))
+    assert found == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
 
 
 def test_busy_by_tokens():

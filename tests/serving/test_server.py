@@ -98,6 +98,14 @@ def test_start_answer_and_end(folder):
         assert "Traceback" not in served.log
 
 
+def test_head_and_body_of_an_answer_come_together(folder):
+    with server(folder) as served, socket.create_connection(("127.0.0.1", served.port)) as client:
+        for _ in range(5):
+            client.sendall(POST)
+            head, _, body = client.recv(65536).partition(b"\r\n\r\n")
+            assert b"content-length: %d" % len(body) in head and body
+
+
 def test_ctrl_c_ends_it_though_a_connection_is_open(folder):
     with server(folder) as served:
         own = served.connect()

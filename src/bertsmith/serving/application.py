@@ -173,8 +173,7 @@ class Application:
         request = Request(scope["method"], scope["path"], headers, name.decode(), started)
         operation, decoder = self.routes.get((request.method, request.path), (None, None))
         try:
-            async with asyncio.timeout(self.settings.timeout):
-                reply = await self._reply(request, operation, decoder, receive)
+            reply = await self._reply(request, operation, decoder, receive)
         except Refused as refused:
             reply = self._refusal(refused, operation)
         except TimeoutError:
@@ -199,26 +198,34 @@ class Application:
             self._refuse_unknown(request)
         if not operation.is_open:
             self._check_key(request)
-        given = None
         try:
             if decoder is not None:
                 # where there is no room it is refused before it is read
                 self.batcher.check_room("", 1, self._length(request) // 4)
-                request.body = await self._read(request, receive)
-                given = decoded(decoder, request.body)
-            watch = asyncio.get_running_loop().call_later(
-                WATCHED_AFTER, self._watch, request, receive, asyncio.current_task()
-            )
-            try:
-                found = await operation.respond(self, request, given)
-            finally:
-                watch.cancel()
-                if request.watcher:
-                    request.watcher.cancel()
+            async with asyncio.timeout(self.settings.timeout):
+                found = await self._respond(request, operation, decoder, receive)
         except Busy as busy:
             wait = b"%d" % max(1, round(busy.seconds + 0.5))
             raise Refused(429, str(busy), headers=[(b"retry-after", wait)]) from busy
         return found if isinstance(found, Reply) else Reply(found)
+
+    async def _respond(
+        self, request: Request, operation: Operation, decoder: Any, receive: Any
+    ) -> Any:
+        given = None
+        if decoder is not None:
+            request.body = await self._read(request, receive)
+            given = decoded(decoder, request.body)
+        watch = asyncio.get_running_loop().call_later(
+            WATCHED_AFTER, self._watch, request, receive, asyncio.current_task()
+        )
+        try:
+            return await operation.respond(self, request, given)
+        finally:
+            watch.cancel()
+            if request.watcher:
+                request.watcher.cancel()
+                request.watcher = None  # a circle, which only the garbage collector would free
 
     def _watch(self, request: Request, receive: Any, task: asyncio.Task[Any] | None) -> None:
         """Stop the work of a request whose client leaves."""

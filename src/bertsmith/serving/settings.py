@@ -37,7 +37,7 @@ class ServingSettings:
     the page itself stay open."""
     allow_origin: Annotated[tuple[str, ...], Metavar("ORIGIN...")] = ()
     """Origins whose pages may ask (CORS), such as https://example.org; * lets all."""
-    max_wait: Annotated[float, Positive] = 0.5
+    max_wait: Annotated[float, Positive] = 0.3
     """Seconds that a request may have to wait for others; beyond, it is refused with 429."""
     timeout: Annotated[float, Positive] = 30.0
     """Seconds for a request from its arrival to its answer."""
