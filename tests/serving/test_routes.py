@@ -242,6 +242,7 @@ def test_a_small_request_of_much_work_is_refused(app, body):
     [
         ("/v1/fill", {"text": ["[MASK] " * 500] * 21, "top": 1000}),
         ("/v1/fill", {"text": ["[MASK]"] * 2048, "candidates": [f"c{k}" for k in range(1000)]}),
+        ("/embed_sparse", {"inputs": ["a"] * 2048}),
     ],
 )
 def test_an_answer_that_is_too_large_is_refused(wide, path, body):

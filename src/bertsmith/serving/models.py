@@ -209,6 +209,8 @@ class ServedModel:
             return 5 * len(options["candidates"]) * len(items)
         if method.startswith("fill"):  # a piece and its probability
             return 2 * min(options["top"], pieces) * sum(item[0].count(MASK) for item in items)
+        if method == "embed_sparse":  # a piece and its weight
+            return 2 * pieces * len(items)
         attention = config.num_layers * config.num_heads * ATTENTION_TOKENS
         each = {"attention": attention, "embed_tokens": config.hidden_size}.get(method, 0)
         return each * sum(tokens)
