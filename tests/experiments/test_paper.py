@@ -1,8 +1,10 @@
 """The experiments at toy size: cells that are made once, whatever stops them, and their page."""
 
+import os
 import random
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +109,7 @@ def toy(files, name="toy", seeds=1, more=""):
 
 
 def command(files, out, *more, toml=None):
-    text, data, _ = files
+    text, data = files[0], os.path.relpath(files[1])
     given = ["reproduce", toml or toy(files), "--text", text, "--data", data, "--out", out]
     return [*given, "--workers", 1, "--threads", 1, "--precision", "float32", *more]
 
@@ -152,6 +154,8 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
     assert made(out) == sorted(done) == sorted(stops) == ALL
     for result in out.glob("cells/finetune-*/seeds/1/log.jsonl"):
         assert result.read_text().count('"event": "evaluate"') == 1  # trained once
+        given = read_json(result.parents[2] / "run.json")["settings"]
+        assert Path(given["data"]).is_absolute(), given  # it goes on however the folder is spelled
     assert (out / "toy.md").read_text() in ran.out
     assert rate_of(out, "mlm-4x64") == 2e-3 != rate_of(out, "elmo-16x32")
 

@@ -240,7 +240,7 @@ def test_workers_share_the_weights_and_the_work(tmp_path):
         label_names=("bad", "good"), extra_config={"kind": "classify"},
     )  # fmt: skip
     weights = (folder / "model.safetensors").stat().st_size
-    with server(folder, "--workers", 2) as served:
+    with server(folder, "--workers", 2, "--max-wait", 60) as served:
         load = Load(served, clients=6)
         until(lambda: len(load.answers) > 300, 60)
         load.end()

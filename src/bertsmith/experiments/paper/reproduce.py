@@ -143,7 +143,7 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
         data=data,
         rows=rows,
         points=experiment.points,
-        root=settings.out / "cells",
+        root=settings.out.absolute() / "cells",
         machine=Machine(**{one.name: getattr(settings, one.name) for one in fields(Machine)}),
         workers=settings.workers,
     )
@@ -175,7 +175,8 @@ def task_data(
         raise ValueError(
             f"{settings.data}: no such folder; it has one for each task, such as SST-2"
         )
-    paths = {task: find_data(settings.data, row) for task, row in tasks.items()}
+    data = settings.data.absolute()  # an unfinished cell goes on however the folder is spelled
+    paths = {task: find_data(data, row) for task, row in tasks.items()}
     missing = ", ".join(task for task, path in paths.items() if path is None)
     if missing and (settings.tasks or (len(columns) == len(asked) and not any(paths.values()))):
         raise NothingToMeasure(f"{settings.data}: no folder of {missing}, which {name} measures")
