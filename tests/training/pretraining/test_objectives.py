@@ -10,13 +10,12 @@ import torch
 from bertsmith.base.files import read_json
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.settings import NEXT_TOKEN
+from bertsmith.corpus.examples.settings import NEXT_TOKEN, PAIR_NAMES
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.pretraining.objectives import (
-    PAIR_NAMES,
     micro_arrays,
     pretraining_sums,
 )
@@ -113,7 +112,7 @@ def test_the_loss_is_that_of_the_logits(store_folder, task_of, objective):
     expected = np.mean(found)
     if objective in PAIR_NAMES:
         pairs = task.model.nsp(task.model.pooler(hidden[:, 0])).log_softmax(-1).detach().numpy()
-        expected -= pairs[np.arange(4), batch.next_labels].mean()
+        expected -= 0.1 * pairs[np.arange(4), batch.next_labels].mean()
         vocabulary = TokenStore.open(store_folder).tokenizer.vocabulary
         specials = {vocabulary.cls_id, vocabulary.sep_id}
         words = [
@@ -137,10 +136,20 @@ def test_the_weight_of_the_bag_of_words(task_of, objective, bag_of_words, weight
     loss, sums = task.loss(task.model, batch.micro_batches[0], batch.counts)
     without = sums["mlm_loss"] / batch.counts["masked"]
     if "+" in objective:
-        without = without + sums["nsp_loss"] / batch.counts["rows"]
+        without = without + 0.1 * sums["nsp_loss"] / batch.counts["rows"]
     assert ("bow_loss" in sums) == bool(weight)
     extra = weight * sums["bow_loss"] / batch.counts["words"] if weight else 0.0
     assert loss.item() == pytest.approx(float(without + extra), rel=1e-6)
+
+
+@pytest.mark.parametrize(("objective", "weight"), [("mlm+nsp", 1.0), ("mlm+sop", 0.3)])
+def test_the_weight_of_next_sentences(task_of, objective, weight):
+    task = task_of(objective, batch_size=2, bag_of_words=0.0, nsp_weight=weight)
+    batch, _ = task.batch(Position())
+    loss, sums = task.loss(task.model, batch.micro_batches[0], batch.counts)
+    tokens, pairs = (sums[f"{name}_loss"] for name in ("mlm", "nsp"))
+    expected = tokens / batch.counts["masked"] + weight * pairs / batch.counts["rows"]
+    assert loss.item() == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_ltr_predicts_the_next_token_and_cannot_see_it(task_of):

@@ -20,6 +20,8 @@ REFUSED = {
     "`mlm_probability=0.3`: the objective ltr masks nothing": {**LTR, "mlm_probability": 0.3},
     "`masking=word`: the objective ltr masks nothing": {**LTR, "masking": "word"},
     "`nsp_sampling=clean`: the objective mlm has no pairs": {**MLM, "nsp_sampling": "clean"},
+    "`nsp_weight=1.0`: objective mlm has no pairs": {**MLM, "nsp_weight": 1.0},
+    "`nsp_weight=0`: must be above 0": {"nsp_weight": 0},
     "`bag_of_words`: with objective ltr [CLS] does not see all": {**LTR, "bag_of_words": 1.0},
     "`bag_of_words=-1.0`: must be at least 0": {**MLM, "bag_of_words": -1.0},
     "`max_predictions_per_seq=46`: a row of `max_length=48` has 45 tokens": {

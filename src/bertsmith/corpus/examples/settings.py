@@ -12,6 +12,7 @@ MIN_LENGTH = NUM_SPECIAL + 2  # one token of A and one of B
 PairLength = Bounds(f"a pair needs at least {MIN_LENGTH} tokens", minimum=MIN_LENGTH)
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "ltr+rtl"]
+PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # objectives with pairs: of their figures
 NEXT_TOKEN = ("ltr", "ltr+rtl")  # objectives that mask nothing and predict every token of a row
 Masking = Literal["token", "word", "span"]
 PairRule = Literal["paper", "clean"]
@@ -97,7 +98,7 @@ class ExampleSettings:
     @property
     def has_pairs(self) -> bool:
         """True if a row is two segments with a label, False if it is a run of text."""
-        return self.objective in ("mlm+nsp", "mlm+sop")
+        return self.objective in PAIR_NAMES
 
     @property
     def num_predictions(self) -> int:

@@ -9,13 +9,12 @@ import numpy as np
 
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
-from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.corpus.examples.settings import PAIR_NAMES, ExampleSettings
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretraining.objectives import (
-    PAIR_NAMES,
     micro_arrays,
     named_figures,
     pretraining_sums,

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.corpus.examples.pairs import PretrainingBatch
-from bertsmith.corpus.examples.settings import NEXT_TOKEN, Objective
+from bertsmith.corpus.examples.settings import NEXT_TOKEN, PAIR_NAMES, Objective
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
-
-PAIR_NAMES = {"mlm+nsp": "nsp", "mlm+sop": "sop"}  # of the figures; the others have no pairs
 
 
 def micro_arrays(

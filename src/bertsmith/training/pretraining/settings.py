@@ -23,6 +23,7 @@ from bertsmith.base.settings import (
 from bertsmith.corpus.examples.settings import (
     MASK_SETTINGS,
     NEXT_TOKEN,
+    PAIR_NAMES,
     ExampleSettings,
     Masking,
     Objective,
@@ -98,6 +99,9 @@ class DataSettings:
     """Share of document passes with shorter rows; the paper has 0.1."""
     nsp_sampling: PairRule | None = None
     """clean: the paper's pairs, but none misleading and in full rows. Default."""
+    nsp_weight: Annotated[float, Positive, Advanced] = 0.1
+    """Weight of the loss of next sentences, or of their order, beside that of masked tokens; the
+    paper has 1, with which a short training learns less of words and no more of sentences."""
     seed: Annotated[int, Seed] = 12345
 
 
@@ -226,6 +230,11 @@ class PretrainSettings(
                 f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
                 "tokens: leave it out"
             )
+        if self.nsp_weight != default("nsp_weight") and self.objective not in PAIR_NAMES:
+            raise ValueError(
+                f"`nsp_weight={self.nsp_weight}`: objective {self.objective} has no pairs: leave "
+                "it out"
+            )
         if self.shard and self.optimizer in ("lamb", "muon"):
             raise ValueError(
                 f"`shard=True`: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
@@ -305,15 +314,13 @@ class PretrainSettings(
     @property
     def bow_weight(self) -> float:
         """`bag_of_words`, or its default for the objective."""
-        has_pairs = self.objective in ("mlm+nsp", "mlm+sop")
+        has_pairs = self.objective in PAIR_NAMES
         return float(has_pairs) if self.bag_of_words is None else self.bag_of_words
 
     @property
     def pair_rule(self) -> PairRule:
         """`pairs`, or its default for the objective."""
-        return self.nsp_sampling or (
-            "clean" if self.objective in ("mlm+nsp", "mlm+sop") else "paper"
-        )
+        return self.nsp_sampling or ("clean" if self.objective in PAIR_NAMES else "paper")
 
 
 def default_micro_batch_size(length: int, layers: int, hidden: int) -> int:
@@ -406,7 +413,7 @@ def _unused(recipe: PretrainSettings, changes: dict[str, Any], base_model: objec
     """Settings of a recipe that `changes` or a model to start from make meaningless."""
     unused = set(SHAPE) if base_model else set()
     if changes.get("objective") in ("mlm", *NEXT_TOKEN):
-        unused |= {"nsp_sampling", "short_seq_prob"}
+        unused |= {"nsp_sampling", "nsp_weight", "short_seq_prob"}
     if changes.get("objective") in NEXT_TOKEN:
         unused.update(MASK_SETTINGS)
     longer = recipe.phase2_length or math.inf

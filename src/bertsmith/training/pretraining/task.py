@@ -19,7 +19,7 @@ from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
-from bertsmith.corpus.examples.settings import NEXT_TOKEN
+from bertsmith.corpus.examples.settings import NEXT_TOKEN, PAIR_NAMES
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import RELATIVES, ModelConfig, config_for, training_flops
 from bertsmith.model.directions import encoders
@@ -33,7 +33,6 @@ from bertsmith.training.loop.task import StepBatch
 from bertsmith.training.memory import out_of_memory
 from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.pretraining.objectives import (
-    PAIR_NAMES,
     micro_arrays,
     named_figures,
     pretraining_sums,
@@ -234,7 +233,7 @@ class Pretraining:
         if "rtl_loss" in sums:
             loss = (loss + sums["rtl_loss"] / counts["masked"]) / 2
         if "nsp_loss" in sums:
-            loss = loss + sums["nsp_loss"] / counts["rows"]
+            loss = loss + self.settings.nsp_weight * sums["nsp_loss"] / counts["rows"]
         if "bow_loss" in sums:
             loss = loss + self.settings.bow_weight * sums["bow_loss"] / counts["words"]
         assert isinstance(loss, Tensor)
