@@ -70,6 +70,7 @@ def test_the_open_loop_tells_answers_refusals_and_losses(module, monkeypatch):
 
 def test_latency_counts_from_the_moment_at_which_a_request_was_due(module, monkeypatch):
     monkeypatch.setattr(module("serving_load"), "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(module("serving_load"), "FIRST_CONNECTIONS", 0)
     slow = Server.talk
 
     async def talk(self, reader, writer):

@@ -101,7 +101,7 @@ def test_start_answer_and_end(folder):
 def test_head_and_body_of_an_answer_come_together(folder):
     with server(folder) as served, socket.create_connection(("127.0.0.1", served.port)) as client:
         for _ in range(5):
-            client.sendall(POST)
+            client.sendall(POST + BODY)
             head, _, body = client.recv(65536).partition(b"\r\n\r\n")
             assert b"content-length: %d" % len(body) in head and body
 
