@@ -1,5 +1,6 @@
 """The server as processes: signals, workers that die, reloads, connections that misbehave."""
 
+import asyncio
 import http.client
 import os
 import shutil
@@ -15,6 +16,7 @@ import torch
 
 import bertsmith
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.serving.server import Joined
 
 from ..tiny import ANIMALS, piece_tokenizer, random_model, refused
 from .serving_tools import server, until
@@ -98,12 +100,34 @@ def test_start_answer_and_end(folder):
         assert "Traceback" not in served.log
 
 
-def test_head_and_body_of_an_answer_come_together(folder):
-    with server(folder) as served, socket.create_connection(("127.0.0.1", served.port)) as client:
-        for _ in range(5):
-            client.sendall(POST + BODY)
-            head, _, body = client.recv(65536).partition(b"\r\n\r\n")
-            assert b"content-length: %d" % len(body) in head and body
+def test_what_is_written_in_one_turn_of_the_loop_is_sent_at_once():
+    class Transport:
+        sent, closed = [], False
+
+        def write(self, data):
+            self.sent.append(data)
+
+        def close(self):
+            self.closed = True
+
+        def is_closing(self):
+            return self.closed
+
+    async def go(transport):
+        joined = Joined(transport, asyncio.get_running_loop())
+        joined.write(b"head ")
+        joined.write(b"body")
+        assert not transport.sent
+        await asyncio.sleep(0)
+        assert transport.sent == [b"head body"]
+        joined.write(b"last")
+        joined.close()
+        assert transport.sent == [b"head body", b"last"] and joined.closed
+        joined.write(b"too late")
+        await asyncio.sleep(0)
+        assert len(transport.sent) == 2
+
+    asyncio.run(go(Transport()))
 
 
 def test_ctrl_c_ends_it_though_a_connection_is_open(folder):
