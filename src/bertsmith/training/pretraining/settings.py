@@ -101,7 +101,7 @@ class DataSettings:
     """clean: the paper's pairs, but none misleading and in full rows. Default."""
     nsp_weight: Annotated[float, Positive, Advanced] = 0.1
     """Weight of the loss of next sentences, or of their order, beside that of masked tokens; the
-    paper has 1, with which a short training learns less of words and no more of sentences."""
+    paper has 1, with which a short training learns less of words."""
     seed: Annotated[int, Seed] = 12345
 
 
