@@ -114,16 +114,8 @@ class _Recurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_SBG: Tensor,
-        state_GP: Tensor,
-        project_PC: Tensor,
-        output_BP: Tensor,
-        cells_BC: Tensor,
-        cell_clip: float,
-        projection_clip: float,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        x_SBG, state_GP, project_PC, output_BP, cells_BC, cell_clip, projection_clip = given
         steps, rows, size = x_SBG.shape[0], x_SBG.shape[1], project_PC.shape[1]
         state, project = state_GP.to(x_SBG.dtype), project_PC.to(x_SBG.dtype)
         gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh

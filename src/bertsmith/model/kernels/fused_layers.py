@@ -101,16 +101,8 @@ def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
 
 class _ResidualNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        branch: Tensor,
-        bias_H: Tensor,
-        weight_H: Tensor,
-        shift_H: Tensor,
-        eps: float,
-        rate: float,
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, branch, bias_H, weight_H, shift_H, eps, rate = given
         key = np.uint32(next_key() if rate else 0)
         ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate), key
         sums, result = torch.empty_like(x), torch.empty_like(x)

@@ -59,14 +59,8 @@ def masked_lm_loss(
 
 class _MaskedLMLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        table_VH: Tensor,
-        bias_V: Tensor,
-        labels_N: Tensor,
-        weights_N: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_NH, table_VH, bias_V, labels_N, weights_N = given
         table, bias = table_VH.to(hidden_NH.dtype), vector(bias_V)
         hidden_gradient, bias_gradient = torch.empty_like(hidden_NH), torch.zeros(len(bias_V))
         table_gradient = None

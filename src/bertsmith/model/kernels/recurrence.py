@@ -100,15 +100,8 @@ class _LSTMSteps(torch.autograd.Function):
 
 class _GRUSteps(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x_SBG: Tensor,
-        gates_2HH: Tensor,
-        new_HH: Tensor,
-        bias_H: Tensor | None,
-        h_BH: Tensor,
-    ) -> Tensor:
-        tape = GRUTape.begin(x_SBG, gates_2HH, new_HH, bias_H, h_BH)
+    def forward(ctx: Any, x_SBG: Tensor, *given: Any) -> Tensor:
+        tape = GRUTape.begin(x_SBG, *given)
         for step, x_BG in enumerate(x_SBG.contiguous()):
             tape.forward(step, x_BG)
         ctx.save_for_backward(*tape)

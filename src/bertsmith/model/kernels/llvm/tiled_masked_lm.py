@@ -71,14 +71,8 @@ class TiledMaskedLMLoss(torch.autograd.Function):
     """`masked_lm_loss` of bf16 hidden states. A table that is not bf16 is copied."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        table_VH: Tensor,
-        bias_V: Tensor,
-        labels_N: Tensor,
-        weights_N: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_NH, table_VH, bias_V, labels_N, weights_N = given
         count, size = hidden_NH.shape
         hidden = torch.zeros(-(-count // ROWS) * ROWS, size, dtype=torch.bfloat16)
         hidden[:count] = hidden_NH
