@@ -349,7 +349,7 @@ def test_runs_answer_together_by_their_mean_logits(answerers, tmp_path):
     models = [load(run) for run in answerers[:2]]
     kind, model_task = models[0].task_type, models[0].model_task
     data = kind.read_input(str(questions), model_task)
-    rows = kind.featurize(models[0].tokenizer, data, model_task.encoding, ())
+    rows = kind.featurize(models[0].tokenizer, data, model_task)
     assert len(rows) > 2
     outputs = np.mean([model.outputs(rows) for model in models], axis=0)
     expected = kind.answers(outputs, rows, data, model_task).found

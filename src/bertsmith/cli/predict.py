@@ -208,7 +208,7 @@ def answer_whole(models: Sequence[bertsmith.Predictor], settings: Predict) -> No
         task_type.check_output(data, settings.out, model_task)
     else:
         check_size(task, split, len(data))
-    rows = task_type.featurize(first.tokenizer, data, model_task.encoding, model_task.label_names)
+    rows = task_type.featurize(first.tokenizer, data, model_task)
     with outputs_of(models, rows, settings) as outputs:
         answers = task_type.answers(outputs, rows, data, model_task)
         if split is None:

@@ -78,11 +78,11 @@ class Teacher:
         the n options of a choice, [N, n]. Windows are pooled as the teacher does.
         """
         predictor, own = self.predictor, self.predictor.model_task
-        task_type, encoding = predictor.task_type, own.encoding
-        rows = task_type.featurize(predictor.tokenizer, data, encoding, self.model_task.label_names)
+        task_type = predictor.task_type
+        rows = task_type.featurize(predictor.tokenizer, data, self.model_task)
         with Progress("teacher", total=len(rows), unit="rows") as progress:
             row_outputs = predictor.outputs(rows, progress.update)
-        pooled = rows.pooled(row_outputs, encoding.pool, TAUGHT[task_type.name])
+        pooled = rows.pooled(row_outputs, own.encoding.pool, TAUGHT[task_type.name])
         outputs = pooled.reshape(len(data), -1)
         if not own.label_names:
             return own.scores(outputs)

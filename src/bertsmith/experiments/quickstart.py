@@ -300,9 +300,7 @@ def _classification(out: Path, origin: Origin, recipe: FinetuneSettings) -> dict
 def _test_records(trainer: Trainer, trained: Trained, test: Examples) -> list[dict[str, Any]]:
     """The answers of a trained model for the test set."""
     model_task = trained.evaluation.model_task
-    rows = trainer.task_type.featurize(
-        trainer.tokenizer, test, model_task.encoding, model_task.label_names
-    )
+    rows = trainer.task_type.featurize(trainer.tokenizer, test, model_task)
     answers = trainer.task_type.answers(trained.outputs(rows), rows, test, model_task)
     return trainer.task_type.to_records(answers, test, model_task)
 

@@ -42,7 +42,6 @@ from bertsmith.training.finetuning.task_types.texts import TextType
 if TYPE_CHECKING:
     from bertsmith.inference.predictor import Predictor
     from bertsmith.tasks.answer_tables import AnswerTable
-    from bertsmith.tasks.examples import Examples
     from bertsmith.tasks.features import Features
     from bertsmith.training.finetuning.task_types.base import ModelTask
 
@@ -333,9 +332,11 @@ def answer_rows(
         first = next(numbered)
         data = task_type.examples(source, first.lines, first.rows, model_task)
         table = task_type.answer_table(data, out, model_task)
-        kept.set_engines(
-            models, lambda model: model.resolve_for(_features(model, data, model_task))
-        )
+
+        def set_engine(model: Predictor) -> None:
+            model.resolve_for(task_type.featurize(model.tokenizer, data, model_task))
+
+        kept.set_engines(models, set_engine)
 
         def checked() -> Iterator[tuple[Label, Window]]:
             for window in chain([first], numbered):
@@ -351,11 +352,6 @@ def answer_rows(
         return kept.counts()
 
 
-def _features(model: Predictor, data: Examples, model_task: ModelTask) -> Features:
-    names = model_task.label_names
-    return model.task_type.featurize(model.tokenizer, data, model_task.encoding, names)
-
-
 def _answer_window(
     source: str,
     model_task: ModelTask,
@@ -367,7 +363,7 @@ def _answer_window(
     task_type = models[0].task_type
     assert isinstance(task_type, TextType)
     data = task_type.examples(source, window.lines, window.rows, model_task)
-    features = _features(models[0], data, model_task)
+    features = task_type.featurize(models[0].tokenizer, data, model_task)
     share = len(data) / (len(features) * len(models))  # of a row of the input
     outputs = mean_outputs(models, features, lambda count: on_rows(count * share))
     answers = task_type.answers(outputs, features, data, model_task)

@@ -397,8 +397,7 @@ class Predictor(Runner):
         the texts that are cut.
         """
         model_task, task_type = self.model_task, self.task_type
-        names = model_task.label_names
-        rows = task_type.featurize(self.tokenizer, data, model_task.encoding, names)
+        rows = task_type.featurize(self.tokenizer, data, model_task)
         if rows.num_truncated:
             self.note(f"{rows.long_note(model_task.encoding)}, as in training")
         self.resolve_for(rows)

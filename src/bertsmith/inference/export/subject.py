@@ -160,9 +160,7 @@ def _with_task(predictor: Predictor, head: Head, dev: Path | None) -> Subject:
     if found is None:
         return Subject(predictor, head, _random_rows(predictor), None)
     source, data, is_labelled = found
-    rows = task_type.featurize(
-        predictor.tokenizer, data, model_task.encoding, model_task.label_names
-    )
+    rows = task_type.featurize(predictor.tokenizer, data, model_task)
     return Subject(predictor, head, rows, source, None, data, is_labelled)
 
 

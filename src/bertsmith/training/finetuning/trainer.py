@@ -213,11 +213,12 @@ class Trainer:
             encoding = replace(encoding, both_orders="on" if both else "off")
         names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
+        model_task = ModelTask(task, names, encoding)
         splits = tuple(
-            Split(name, data, task_type.featurize(tokenizer, data, encoding, names))
+            Split(name, data, task_type.featurize(tokenizer, data, model_task))
             for name, data in dev.items()
         )
-        rows = task_type.featurize(tokenizer, train, encoding, names)
+        rows = task_type.featurize(tokenizer, train, model_task)
         if 0 < (segments := config.type_vocab_size) <= rows.token_types.max(initial=0):
             raise ValueError(
                 f"{start.folder}: with its type_vocab_size of {segments} it cannot read second"
@@ -236,7 +237,6 @@ class Trainer:
             scaler = TargetScaler.fit(rows.labels)
             rows = replace(rows, labels=scaler.standardized(rows.labels))
             teacher = None if teacher is None else scaler.standardized(teacher)
-        model_task = ModelTask(task, names, encoding)
         return cls(start, task_type, model_task, tokenizer, train, rows, splits, teacher, scaler)
 
     @property

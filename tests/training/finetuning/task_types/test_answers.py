@@ -49,7 +49,7 @@ def questions_of(*found):
 
 
 def featurize(questions, encoding=ENCODING):
-    return KIND.featurize(TOKENIZER, questions, encoding, ())
+    return KIND.featurize(TOKENIZER, questions, model_task(encoding=encoding))
 
 
 def measure(outputs, questions, asked):

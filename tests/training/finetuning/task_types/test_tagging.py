@@ -56,7 +56,7 @@ def tagged(*tags):
 def test_answers_metrics_and_records(tmp_path, tokenizer):
     data = read(tmp_path, LINES)
     assert KIND.label_names(data) == NAMES and KIND.num_outputs(NAMES) == 5
-    features = KIND.featurize(tokenizer, data, PURPOSE.encoding, NAMES)
+    features = KIND.featurize(tokenizer, data, PURPOSE)
     outputs = np.zeros((len(features.ids), 5), np.float32)
     # right but for Rome, which is taken for a person
     for word, answer in enumerate([3, 0, 3, 3, 0, 0]):
@@ -83,7 +83,7 @@ def test_answers_metrics_and_records(tmp_path, tokenizer):
 
 
 def test_the_loss_is_over_labelled_tokens(tmp_path, tokenizer):
-    features = KIND.featurize(tokenizer, read(tmp_path, LINES), PURPOSE.encoding, NAMES)
+    features = KIND.featurize(tokenizer, read(tmp_path, LINES), PURPOSE)
     batch = features.batch(np.array([0, 2]), 0)
     assert KIND.num_labelled(batch["labels"]) == 5
     tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -190,7 +190,8 @@ def test_bad_files_are_refused(tmp_path, text, names, message):
 
 def test_a_word_of_600_pieces_is_read_in_part(tmp_path, tokenizer):
     data = read(tmp_path, f"a O\n{'.' * 600} B-X\n")
-    rows = KIND.featurize(tokenizer, data, EncodingSettings(max_length=256), ("O", "B-X", "I-X"))
+    long = ModelTask(NER, ("O", "B-X", "I-X"), EncodingSettings(max_length=256))
+    rows = KIND.featurize(tokenizer, data, long)
     assert rows.lengths.tolist() == [3, 256] and rows.num_truncated == 1
 
 

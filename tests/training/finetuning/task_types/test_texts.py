@@ -180,7 +180,7 @@ def test_records_tell_as_much_as_the_scores(unit):
 
 def test_a_dead_model_is_seen_where_the_labels_differ(model_folder):
     data, same = worths(8, 1), np.full(8, 0.75, np.float32)
-    rows = REGRESS.featurize(Tokenizer.from_pretrained(model_folder), data, SCORED.encoding, ())
+    rows = REGRESS.featurize(Tokenizer.from_pretrained(model_folder), data, SCORED)
     answers = REGRESS.answers(same[:, None], rows, data, SCORED)
     assert answers.probabilities is None and answers.predicted.shape == (8,)
 
@@ -229,7 +229,7 @@ THREE = examples(
 
 
 def featurized(data, **encoding):
-    return CHOICE.featurize(LETTERS, data, model_task(**encoding).encoding, ())
+    return CHOICE.featurize(LETTERS, data, model_task(**encoding))
 
 
 @pytest.mark.parametrize("num_options", [2, 3, 5])

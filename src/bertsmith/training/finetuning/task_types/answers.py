@@ -24,7 +24,7 @@ from bertsmith.tasks.squad.answers import (
 from bertsmith.tasks.squad.files import has_answers, is_json, read_question_rows, read_questions
 from bertsmith.tasks.squad.questions import Questions, split_questions, summarize_questions
 from bertsmith.tasks.squad.windows import Windows, featurize_questions
-from bertsmith.tasks.task import EncodingSettings, Task
+from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
 
@@ -92,14 +92,8 @@ class AnswerQuestions(TaskType):
     def num_outputs(self, label_names: Sequence[str]) -> int:
         return 2
 
-    def featurize(
-        self,
-        tokenizer: Tokenizer,
-        data: Questions,
-        encoding: EncodingSettings,
-        label_names: Sequence[str],
-    ) -> Windows:
-        return featurize_questions(tokenizer, data, encoding)
+    def featurize(self, tokenizer: Tokenizer, data: Questions, model_task: ModelTask) -> Windows:
+        return featurize_questions(tokenizer, data, model_task.encoding)
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return len(labels)

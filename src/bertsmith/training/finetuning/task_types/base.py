@@ -103,13 +103,7 @@ class TaskType:
         """K of the head."""
         return len(label_names)
 
-    def featurize(
-        self,
-        tokenizer: Tokenizer,
-        data: Any,
-        encoding: EncodingSettings,
-        label_names: Sequence[str],
-    ) -> Any:
+    def featurize(self, tokenizer: Tokenizer, data: Any, model_task: ModelTask) -> Any:
         """Make rows for the model; with labels where the data has them."""
         raise NotImplementedError
 

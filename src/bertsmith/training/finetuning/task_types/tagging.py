@@ -27,7 +27,7 @@ from bertsmith.tasks.tagging.sentences import (
     write_tagged,
 )
 from bertsmith.tasks.tagging.summary import split_sentences, summarize_sentences
-from bertsmith.tasks.task import EncodingSettings, Task
+from bertsmith.tasks.task import Task
 from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
@@ -89,14 +89,10 @@ class Tag(TaskType):
         return data.labels()[1]
 
     def featurize(
-        self,
-        tokenizer: Tokenizer,
-        data: Sentences,
-        encoding: EncodingSettings,
-        label_names: Sequence[str],
+        self, tokenizer: Tokenizer, data: Sentences, model_task: ModelTask
     ) -> TagFeatures:
-        labels = None if data.tags is None else data.labels(tuple(label_names))[0]
-        return featurize_sentences(tokenizer, data, labels, encoding)
+        labels = None if data.tags is None else data.labels(model_task.label_names)[0]
+        return featurize_sentences(tokenizer, data, labels, model_task.encoding)
 
     def num_labelled(self, labels: np.ndarray) -> int:
         return int((labels != IGNORED).sum())

@@ -32,7 +32,7 @@ from bertsmith.tasks.metrics import (
     sigmoid,
     softmax,
 )
-from bertsmith.tasks.task import EncodingSettings, Task
+from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
 
@@ -104,14 +104,8 @@ class TextType(LabelType):
     def label_names(self, data: Examples) -> tuple[str, ...]:
         return data.label_names
 
-    def featurize(
-        self,
-        tokenizer: Tokenizer,
-        data: Examples,
-        encoding: EncodingSettings,
-        label_names: Sequence[str],
-    ) -> Features:
-        return featurize(tokenizer, data, encoding)
+    def featurize(self, tokenizer: Tokenizer, data: Examples, model_task: ModelTask) -> Features:
+        return featurize(tokenizer, data, model_task.encoding)
 
     def label_fields(self, answers: Labelled, model_task: ModelTask) -> Records:
         """The entries that are added to each row, in the order of `columns`, which may be fewer."""
@@ -309,13 +303,9 @@ class Choice(LabelType):
         return 1
 
     def featurize(
-        self,
-        tokenizer: Tokenizer,
-        data: ChoiceExamples,
-        encoding: EncodingSettings,
-        label_names: Sequence[str],
+        self, tokenizer: Tokenizer, data: ChoiceExamples, model_task: ModelTask
     ) -> ChoiceFeatures:
-        return featurize_choice(tokenizer, data, encoding)
+        return featurize_choice(tokenizer, data, model_task.encoding)
 
     def baseline_loss(self, features: ChoiceFeatures) -> float:
         return math.log(features.num_options)
