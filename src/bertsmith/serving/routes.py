@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from bertsmith.inference.answers import (
     AnswerSpan,
@@ -172,40 +172,20 @@ class Answered(Struct):
     model: str
 
 
-class Labels(Answered):
-    answers: list[LabelOrScore]
+def answered(name: str, kind: Any) -> type[Struct]:
+    """The class of answers of a kind."""
+    return defstruct(name, [("answers", list[kind])], bases=(Answered,))
 
 
-class Explanations(Answered):
-    answers: list[Explained]
-
-
-class Fillings(Answered):
-    answers: list[Filled]
-
-
-class Tags(Answered):
-    answers: list[TaggedText]
-
-
-class Spans(Answered):
-    answers: list[AnswerSpan]
-
-
-class Choices(Answered):
-    answers: list[Choice]
-
-
-class Vectors(Answered):
-    answers: list[Vector]
-
-
-class Tokens(Answered):
-    answers: list[list[Token]]
-
-
-class Attentions(Answered):
-    answers: list[Attention]
+Labels = answered("Labels", LabelOrScore)
+Explanations = answered("Explanations", Explained)
+Fillings = answered("Fillings", Filled)
+Tags = answered("Tags", TaggedText)
+Spans = answered("Spans", AnswerSpan)
+Choices = answered("Choices", Choice)
+Vectors = answered("Vectors", Vector)
+Tokens = answered("Tokens", list[Token])
+Attentions = answered("Attentions", Attention)
 
 
 def listed(texts: str | list[str]) -> list[str]:
