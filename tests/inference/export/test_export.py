@@ -102,7 +102,9 @@ def reviews(tmp_path):
 def test_a_graph_computes_what_the_model_does(tmp_path, target, variant, head):
     subject = find_subject(bertsmith.load(made(tmp_path, head, variant)), None)
     path = target.program.path(tmp_path / "out", "float32")
-    target.write(onnx_model(subject.tensors(), subject.predictor.config, head), path, "float32")
+    target.write(
+        onnx_model(subject.tensors(), subject.predictor.config, head), path, "float32", (), ()
+    )
     session = target.program.open(path, "float32", 1)
     expected = subject.original()
     # float32 sums in another order; outputs are about 1
@@ -115,7 +117,7 @@ def test_options_are_a_dimension(tmp_path, target):
     subject = find_subject(bertsmith.load(made(tmp_path, "choice")), None)
     path = target.program.path(tmp_path / "out", "float32")
     model = onnx_model(subject.tensors(), subject.predictor.config, "choice")
-    target.write(model, path, "float32")
+    target.write(model, path, "float32", (), ())
     ids = np.random.default_rng(1).integers(5, SIZE, (2, 3, 7))
     feeds = {name: ids * 0 for name in input_names(subject.predictor.config)}
     feeds |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}

@@ -202,7 +202,7 @@ def rank_products(target: Target, graph: ModelProto, rows: list[Feeds]) -> list[
     lost, whole = (dict.fromkeys((node.name for node in own), 0.0) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
         path = target.program.path(Path(folder), "float32")
-        target.write(probe, path, "float32")
+        target.write(probe, path, "float32", (), ())
         session = target.program.open(path, "float32", 1)
         for feeds in rows:
             states = dict(zip(inputs, session(feeds)[first:], strict=True))

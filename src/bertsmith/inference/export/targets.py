@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import io
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bertsmith.inference.engines.exported import PROGRAMS, Feeds, Program
 
@@ -24,12 +23,16 @@ CALIBRATION_ROWS = 300
 QUANTIZED = "bert.encoder.layer."  # heads are small, and stay in float
 
 
-class Target(ABC):
-    """One program. `kept` are names of products that stay in float."""
+class Target(NamedTuple):
+    """One program."""
 
-    name: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
-    program: ClassVar[Program]  # opens the files again
+    name: str
+    packages: tuple[str, ...]
+    program: Program
+    """Opens the files again."""
+    write: Callable[[ModelProto, Path, Precision, Sequence[str], Sequence[Feeds]], None]
+    """Writes a model's files: (model, path, precision, names of products that stay in float, rows
+    that calibrate int8 where that needs it)."""
 
     def check_installed(self) -> None:
         """Errors: ModuleNotFoundError that names the extra."""
@@ -40,91 +43,63 @@ class Target(ABC):
                     name=package,
                 )
 
-    @abstractmethod
-    def write(
-        self,
-        model: ModelProto,
-        path: Path,
-        precision: Precision,
-        kept: Sequence[str] = (),
-        rows: Sequence[Feeds] = (),
-    ) -> None:
-        """Write the files; `rows` calibrate int8, where that needs it."""
+
+def write_onnx(
+    model: ModelProto, path: Path, precision: Precision, kept: Sequence[str], rows: Sequence[Feeds]
+) -> None:
+    """Write for ONNX Runtime, and transformers.js, which has it in the browser."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if precision == "float32":
+        path.write_bytes(model.SerializeToString())
+        return
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet(""):
+        quantize_dynamic(
+            model,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=[*kept, *_outside(model)],
+            extra_options={"MatMulConstBOnly": True},
+        )
 
 
-class Onnx(Target):
-    """ONNX Runtime, and transformers.js, which has it in the browser."""
+def write_openvino(
+    model: ModelProto, path: Path, precision: Precision, kept: Sequence[str], rows: Sequence[Feeds]
+) -> None:
+    """Write for OpenVINO, Intel's, on a CPU."""
+    import openvino
 
-    name = "onnx"
-    packages = ("onnx", "onnxruntime")
-    program = PROGRAMS["onnx"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    converted = openvino.convert_model(io.BytesIO(model.SerializeToString()))
+    if precision == "int8":
+        import nncf
 
-    def write(
-        self,
-        model: ModelProto,
-        path: Path,
-        precision: Precision,
-        kept: Sequence[str] = (),
-        rows: Sequence[Feeds] = (),
-    ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if precision == "float32":
-            path.write_bytes(model.SerializeToString())
-            return
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        with _quiet(""):
-            quantize_dynamic(
-                model,
-                path,
-                op_types_to_quantize=["MatMul"],
-                per_channel=True,
-                weight_type=QuantType.QInt8,
-                nodes_to_exclude=[*kept, *_outside(model)],
-                extra_options={"MatMulConstBOnly": True},
+        present = {node.get_friendly_name() for node in converted.get_ops()}
+        assert present.issuperset(kept)
+        # a last product whose bias is 0 has the name of its output
+        outputs = (output.name for output in model.graph.output)
+        ignored = [n for n in (*kept, *_outside(model), *outputs) if n in present]
+        with _quiet("nncf"):
+            converted = nncf.quantize(
+                converted,
+                nncf.Dataset([dict(row) for row in rows]),
+                subset_size=CALIBRATION_ROWS,
+                model_type=nncf.ModelType.TRANSFORMER,
+                ignored_scope=nncf.IgnoredScope(names=ignored),
             )
+    # bf16 is how a processor multiplies, not a file's: 16 bits hold the weights in both
+    openvino.save_model(converted, path, compress_to_fp16=precision == "bf16")
 
 
-class OpenVino(Target):
-    """OpenVINO, Intel's, on a CPU."""
-
-    name = "openvino"
-    packages = ("onnx", "openvino", "nncf")
-    program = PROGRAMS["openvino"]
-
-    def write(
-        self,
-        model: ModelProto,
-        path: Path,
-        precision: Precision,
-        kept: Sequence[str] = (),
-        rows: Sequence[Feeds] = (),
-    ) -> None:
-        import openvino
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        converted = openvino.convert_model(io.BytesIO(model.SerializeToString()))
-        if precision == "int8":
-            import nncf
-
-            present = {node.get_friendly_name() for node in converted.get_ops()}
-            assert present.issuperset(kept)
-            # a last product whose bias is 0 has the name of its output
-            outputs = (output.name for output in model.graph.output)
-            ignored = [n for n in (*kept, *_outside(model), *outputs) if n in present]
-            with _quiet("nncf"):
-                converted = nncf.quantize(
-                    converted,
-                    nncf.Dataset([dict(row) for row in rows]),
-                    subset_size=CALIBRATION_ROWS,
-                    model_type=nncf.ModelType.TRANSFORMER,
-                    ignored_scope=nncf.IgnoredScope(names=ignored),
-                )
-        # bf16 is how a processor multiplies, not a file's: 16 bits hold the weights in both
-        openvino.save_model(converted, path, compress_to_fp16=precision == "bf16")
-
-
-TARGETS: dict[str, Target] = {target.name: target for target in (Onnx(), OpenVino())}
+TARGETS = {
+    "onnx": Target("onnx", ("onnx", "onnxruntime"), PROGRAMS["onnx"], write_onnx),
+    "openvino": Target(
+        "openvino", ("onnx", "openvino", "nncf"), PROGRAMS["openvino"], write_openvino
+    ),
+}
 
 
 def _outside(model: ModelProto) -> list[str]:
