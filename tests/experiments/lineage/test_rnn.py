@@ -55,8 +55,9 @@ def test_a_step_at_a_time_is_the_whole(model):
         for number, token in enumerate(TARGET.t()):
             hidden, state = model.step(memory, state, token)
             torch.testing.assert_close(hidden, whole[:, number], atol=1e-6, rtol=0)
-    for part in (*memory, *state):
-        assert len(part) == len(SOURCE)  # beams are chosen by the first dimension
+    for held in (memory, state):
+        for part in held if isinstance(held, tuple) else (held,):
+            assert len(part) == len(SOURCE)  # beams are chosen by the first dimension
 
 
 def test_padding_of_the_source_changes_nothing(model):

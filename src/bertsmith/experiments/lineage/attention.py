@@ -55,12 +55,6 @@ class Memory(NamedTuple):
     start_BH: Tensor
 
 
-class State(NamedTuple):
-    """The decoder's state."""
-
-    h_BH: Tensor
-
-
 class AttentionTranslator(RecurrentTranslator):
     """Bahdanau et al. 2015."""
 
@@ -83,25 +77,25 @@ class AttentionTranslator(RecurrentTranslator):
         from_right_BH = h_BSH[:, 0, self.config.hidden_size :]
         return Memory(self.keys(h_BSH), h_BSH, lengths_B, self.start_state(from_right_BH).tanh())
 
-    def start(self, memory: Memory) -> State:
-        return State(memory.start_BH)
+    def start(self, memory: Memory) -> Tensor:
+        return memory.start_BH
 
-    def run(self, memory: Memory, target_BT: Tensor, state: State) -> tuple[Tensor, State]:
+    def run(self, memory: Memory, target_BT: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         y_TBE = self.embed_target(target_BT)
         states, contexts_TBE, _ = self._attend(memory, y_TBE, state)
-        return self.readout(states[:-1], y_TBE, contexts_TBE), State(states[-1])
+        return self.readout(states[:-1], y_TBE, contexts_TBE), states[-1]
 
     def alignments(self, memory: Memory, target_BT: Tensor) -> Tensor:
         """The a_ij, [B, T, S], float32; 0 at padding."""
         y_TBE = self.embed_target(target_BT)
         return self._attend(memory, y_TBE, self.start(memory))[2].transpose(0, 1)
 
-    def _attend(self, memory: Memory, y_TBE: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _attend(self, memory: Memory, y_TBE: Tensor, h_BH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gru = self.decoder
         recurrent = gru.gates.weight, gru.new.weight, gru.new.bias
         weights = Weights(self.query.weight, self.score, self.context.weight, *recurrent)
         source = Source(*memory[:3])
-        return attending_gru_steps(gru.inputs(y_TBE), state.h_BH, source, weights)
+        return attending_gru_steps(gru.inputs(y_TBE), h_BH, source, weights)
 
     def initialize(self, generator: torch.Generator) -> AttentionTranslator:
         """Draw as `RecurrentTranslator` does, and v such that scores begin near N(0, 1)."""

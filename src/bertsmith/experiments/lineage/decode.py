@@ -38,7 +38,7 @@ class Hypothesis(NamedTuple):
 
 
 class TranslationModel(Protocol):
-    """The part of a model that the search needs; memory and state are (named) tuples of tensors."""
+    """The part of a model that the search needs; memory and state are tensors or tuples of them."""
 
     @property
     def output_weight(self) -> Tensor: ...  # [V, H]
@@ -187,7 +187,7 @@ def likeliest(values_NKV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def select(tensors: Any, rows_R: Tensor) -> Any:
-    """These rows of each tensor in a (named) tuple of tensors and tuples, in the same form."""
+    """These rows of a tensor, or of each in a (named) tuple of tensors and tuples."""
     if isinstance(tensors, Tensor):
         return tensors.index_select(0, rows_R)
     chosen = [select(own, rows_R) for own in tensors]

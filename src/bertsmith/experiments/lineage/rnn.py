@@ -181,20 +181,8 @@ class StackedTranslator(RecurrentTranslator):
         )
 
 
-class Context(NamedTuple):
-    """The source as `GRUTranslator` reads it."""
-
-    context_BH: Tensor
-
-
-class GRUState(NamedTuple):
-    """The states of all layers of its decoder."""
-
-    h_BLH: Tensor
-
-
 class GRUTranslator(StackedTranslator):
-    """Cho et al. 2014."""
+    """Cho et al. 2014. Memory: the context c [B, H]; state: that of the decoder [B, L, H]."""
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config, config.embedding_size)
@@ -207,27 +195,25 @@ class GRUTranslator(StackedTranslator):
         self.context = nn.Linear(size, 3 * size, bias=False)  # C
         self.readout = Readout(config, size)
 
-    def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Context:
+    def encode(self, source_BS: Tensor, lengths_B: Tensor) -> Tensor:
         x_SBH, last = self.words(source_BS, lengths_B)
         for number, layer in enumerate(self.encoder):
             x_SBH = layer(self.dropout(x_SBH) if number else x_SBH)
-        return Context(self.summary(x_SBH[last]).tanh())
+        return self.summary(x_SBH[last]).tanh()
 
-    def start(self, memory: Context) -> GRUState:
-        h_BLH = self.starts(memory.context_BH).tanh()
-        return GRUState(h_BLH.unflatten(1, (self.config.num_layers, -1)))
+    def start(self, memory: Tensor) -> Tensor:
+        return self.starts(memory).tanh().unflatten(1, (self.config.num_layers, -1))
 
-    def run(self, memory: Context, target_BT: Tensor, state: GRUState) -> tuple[Tensor, GRUState]:
+    def run(self, memory: Tensor, target_BT: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         y_TBE = x_TBH = self.embed_target(target_BT)
-        context_BG = self.context(memory.context_BH)
+        context_BG = self.context(memory)
         last = []
         for number, layer in enumerate(self.decoder):
             assert isinstance(layer, GRU)
             x_TBG = layer.inputs(self.dropout(x_TBH) if number else x_TBH)
-            x_TBH = layer.run(x_TBG if number else x_TBG + context_BG, state.h_BLH[:, number])
+            x_TBH = layer.run(x_TBG if number else x_TBG + context_BG, state[:, number])
             last.append(x_TBH[-1])
-        hidden_BTE = self.readout(x_TBH, y_TBE, memory.context_BH)
-        return hidden_BTE, GRUState(torch.stack(last, dim=1))
+        return self.readout(x_TBH, y_TBE, memory), torch.stack(last, dim=1)
 
 
 class LSTMState(NamedTuple):

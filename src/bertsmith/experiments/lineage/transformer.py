@@ -73,10 +73,8 @@ class Memory(NamedTuple):
     keys_values: tuple[Tensor, ...]  # of each decoder layer, [B, S, 2H]
 
 
-class State(NamedTuple):
-    """The target so far as its next position reads it."""
-
-    keys_values: tuple[Tensor, ...]  # of each decoder layer, [B, T, 2H]
+# the target so far as its next position reads it: keys and values of each decoder layer, [B, T, 2H]
+State = tuple[Tensor, ...]
 
 
 class EncoderLayer(Layer):
@@ -191,7 +189,7 @@ class Transformer(nn.Module):
 
     def start(self, memory: Memory) -> State:
         """Nothing is translated yet."""
-        return State(tuple(own_BSG[:, :0] for own_BSG in memory.keys_values))
+        return tuple(own_BSG[:, :0] for own_BSG in memory.keys_values)
 
     def step(self, memory: Memory, state: State, token_B: Tensor) -> tuple[Tensor, State]:
         """(Hidden states [B, H], state) behind one piece more: only its position is computed."""
@@ -202,7 +200,7 @@ class Transformer(nn.Module):
         """The last layer's attention [B, T, S] to the source, the mean of its heads."""
         *layers, last = self._decoder()
         x_BTH, left, source = self._begin(memory, target_BT, 0)
-        *pasts, past_BPG = self.start(memory).keys_values
+        *pasts, past_BPG = self.start(memory)
         *memories, last_BSG = memory.keys_values
         for layer, memory_BSG, own_BPG in zip(layers, memories, pasts, strict=True):
             x_BTH, _ = layer.decode(x_BTH, left, source, memory_BSG, own_BPG)
@@ -216,14 +214,14 @@ class Transformer(nn.Module):
         return scores_BATS.float().softmax(dim=3).mean(dim=1)
 
     def _decode(self, memory: Memory, state: State, target_BT: Tensor) -> tuple[Tensor, State]:
-        x_BTH, left, source = self._begin(memory, target_BT, state.keys_values[0].shape[1])
+        x_BTH, left, source = self._begin(memory, target_BT, state[0].shape[1])
         states = []
         for layer, memory_BSG, past_BPG in zip(
-            self._decoder(), memory.keys_values, state.keys_values, strict=True
+            self._decoder(), memory.keys_values, state, strict=True
         ):
             x_BTH, past_BPG = layer.decode(x_BTH, left, source, memory_BSG, past_BPG)
             states.append(past_BPG)
-        return self.decoder_norm(x_BTH), State(tuple(states))
+        return self.decoder_norm(x_BTH), tuple(states)
 
     def _begin(
         self, memory: Memory, target_BT: Tensor, first: int
