@@ -66,12 +66,6 @@ def test_words_are_translated_one_by_one_and_unknown_ones_copied():
     assert WordForWord.train(LONG, 20).translate(["das Haus."]) == ["the house."]
 
 
-def test_an_alignment_names_the_likeliest_source_word():
-    model = WordForWord.train(BOOKS, 20)
-    assert model.alignment("Buch das", "the book") == [1, 0]
-    assert model.alignment("Haus", "a unseen") == [None, None]  # of NULL; of no word
-
-
 def test_a_model_is_one_file_without_pickles(tmp_path):
     model = WordForWord.train(LONG, 5)
     model.save(tmp_path / "model.npz")

@@ -101,19 +101,6 @@ class WordForWord:
         """The likeliest word for each; words that training did not have are copied."""
         return [join([next(iter(self.table.get(f, [f]))) for f in row]) for row in words(texts)]
 
-    def alignment(self, source: str, target: str) -> list[int | None]:
-        """For each word of the translation the likeliest word of the source, from 0, or NULL, None.
-
-        The first of equally likely ones; None, too, where training had none of them together.
-        """
-        (f, e) = words([source, target])
-        found: list[int | None] = []
-        for word in e:
-            likely = [self.table.get(one, {}).get(word, 0.0) for one in (NULL, *f)]
-            best = int(np.argmax(likely))
-            found.append(best - 1 if best else None)
-        return found
-
 
 def _numbered(rows: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
     """The distinct words in the order of the text; the number of each word of all rows."""
