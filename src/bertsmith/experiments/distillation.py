@@ -15,8 +15,9 @@ import numpy as np
 
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.inference.predictor import Predictor, listed
+from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.labels import listed
 from bertsmith.tasks.task import Task
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.task_types import TASK_TYPES

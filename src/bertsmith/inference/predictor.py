@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, overload
 
@@ -32,6 +32,7 @@ from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples, empty_note
+from bertsmith.tasks.labels import listed
 from bertsmith.tasks.squad.questions import Question, Questions
 from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
@@ -423,13 +424,3 @@ def _pairs(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[str], 
             " length"
         )
     return firsts, seconds
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Names for a message.
-
-    >>> listed("ab"), listed("abcdefg")
-    ('a, b', 'a, b, c, d, e ... (7)')
-    """
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} ... ({len(names)})"
