@@ -265,3 +265,13 @@ def _scores(hits: np.ndarray, positives: int, metric: str) -> np.ndarray:
     spread = np.sqrt(given * (size - given))
     above = hits * float(size) - given * positives
     return np.divide(above, spread, out=np.zeros(len(hits)), where=spread > 0)
+
+
+def count_entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of what has these counts: the cross-entropy when only they are known.
+
+    >>> round(count_entropy(np.array([2, 1, 1, 0])), 3)
+    1.04
+    """
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())

@@ -12,6 +12,7 @@ from bertsmith.checkpoints.tensors import write_tensors
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.encoder import Embeddings
+from bertsmith.tasks.metrics import count_entropy
 from bertsmith.training.engine import Engine
 from bertsmith.training.pretraining import diagnostics
 from bertsmith.training.pretraining.diagnostics import (
@@ -19,7 +20,6 @@ from bertsmith.training.pretraining.diagnostics import (
     RepeatWatch,
     check_corpus,
     check_result,
-    count_entropy,
     replay,
 )
 

@@ -31,6 +31,7 @@ from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import Section
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels.elementwise import seed_dropout
+from bertsmith.tasks.metrics import count_entropy
 from bertsmith.training.engine import choose_engine
 from bertsmith.training.loop.log import RunLog, plain
 from bertsmith.training.loop.step import step_seed
@@ -254,16 +255,6 @@ def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
         )
         warn(f"{wrong:.0%} of the random next sentences are no random ones: {hint}", log)
     return health
-
-
-def count_entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of a token with these counts.
-
-    >>> round(count_entropy(np.array([2, 1, 1, 0])), 3)
-    1.04
-    """
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from bertsmith.tasks.answer_files import read_rows
 from bertsmith.tasks.answer_tables import answer_columns, answer_names, rounded, write_rows
+from bertsmith.tasks.metrics import count_entropy
 from bertsmith.tasks.squad.answers import (
     Answer,
     Candidate,
@@ -26,7 +27,7 @@ from bertsmith.tasks.squad.questions import Questions, split_questions, summariz
 from bertsmith.tasks.squad.windows import Windows, featurize_questions
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType
 
 BESIDE = ("answer_start", "probability")  # columns of an answer besides itself
 SHOWN_CONTEXT = 400  # characters of a context in a record
@@ -104,7 +105,7 @@ class AnswerQuestions(TaskType):
         is_inside = features.labels[features.learnable, 1] > 0
         num_tokens = (features.lengths - features.context_begins - 1)[features.learnable]
         place = np.where(is_inside, np.log(np.maximum(num_tokens, 1)), 0)
-        return entropy(is_inside.astype(np.int64)) + float(place.mean())
+        return count_entropy(np.bincount(is_inside)) + float(place.mean())
 
     def tune(
         self, outputs: np.ndarray, features: Windows, data: Questions, model_task: ModelTask

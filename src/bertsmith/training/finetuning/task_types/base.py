@@ -205,14 +205,3 @@ def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
         have = np.bincount(labels, minlength=num_classes)
         weights = np.where(have, len(labels) / (num_classes * np.maximum(have, 1)), 1.0)
     return weights.astype(np.float32)
-
-
-def entropy(labels: np.ndarray) -> float:
-    """Entropy of classes int [N] in nats: the cross-entropy when only their frequency is known.
-
-    >>> round(entropy(np.array([0, 1, 1, 0])), 3)
-    0.693
-    """
-    frequency = np.bincount(labels) / len(labels)
-    frequency = frequency[frequency > 0]
-    return float(-(frequency * np.log(frequency)).sum())

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertsmith.tasks.answer_files import text_lines
 from bertsmith.tasks.labels import different, same_but_for_case
-from bertsmith.tasks.metrics import softmax
+from bertsmith.tasks.metrics import count_entropy, softmax
 from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurize_sentences
 from bertsmith.tasks.tagging.running_text import running_text
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, tag_scores
@@ -30,7 +30,7 @@ from bertsmith.tasks.tagging.summary import split_sentences, summarize_sentences
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType
 
 OUTPUTS = (".conll", ".txt", ".jsonl")
 
@@ -99,7 +99,7 @@ class Tag(TaskType):
 
     def baseline_loss(self, features: TagFeatures) -> float:
         assert features.labels is not None
-        return entropy(features.labels[features.labels != IGNORED])
+        return count_entropy(np.bincount(features.labels[features.labels != IGNORED]))
 
     def answers(
         self, outputs: np.ndarray, features: TagFeatures, data: Sentences, model_task: ModelTask

@@ -27,6 +27,7 @@ from bertsmith.tasks.metrics import (
     best_thresholds,
     check_two_classes,
     compute_metrics,
+    count_entropy,
     label_threshold,
     metric_notes,
     sigmoid,
@@ -34,7 +35,7 @@ from bertsmith.tasks.metrics import (
 )
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
-from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType, entropy
+from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType
 
 
 class Labelled(NamedTuple):
@@ -142,7 +143,7 @@ class Classify(TextType):
 
     def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
-        return entropy(features.labels)
+        return count_entropy(np.bincount(features.labels))
 
     def tune(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
@@ -231,7 +232,7 @@ class MultiLabel(TextType):
 
     def baseline_loss(self, features: Features) -> float:
         assert features.labels is not None
-        return float(np.mean([entropy(column.astype(np.int64)) for column in features.labels.T]))
+        return float(np.mean([count_entropy(np.bincount(one)) for one in features.labels.T]))
 
     def tune(
         self, outputs: np.ndarray, features: Features, data: Examples, model_task: ModelTask
