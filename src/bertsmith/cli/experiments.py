@@ -13,12 +13,12 @@ from bertsmith.base.settings import Metavar, Positional
 from bertsmith.base.terminal import counted, duration
 from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import (
-    after_elmo,
+    TUNE,
     after_pretraining,
-    after_translation_training,
     check_folder,
     check_new_folder,
     check_outputs,
+    try_next,
 )
 from bertsmith.experiments.lineage.settings import (
     AttentionSettings,
@@ -31,6 +31,11 @@ from bertsmith.experiments.lineage.settings import (
 )
 from bertsmith.experiments.settings import QuickstartSettings, ReproduceSettings
 from bertsmith.training.settings import Machine
+
+TRANSLATE = (
+    "lineage translate RUN new.txt --out translated.txt",
+    "lineage evaluate RUN --out measured",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,7 @@ def run_lineage_word_for_word(settings: LineageWordForWord) -> None:
     check_folder(settings.out)
     result = train_word_for_word(settings, ["bertsmith", *sys.argv[1:]])
     print(f"{settings.out}: {result['word_pairs']:,} pairs of words in {result['seconds']} s")
-    print(after_translation_training(settings.out))
+    print(try_next(settings.out, *TRANSLATE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +176,7 @@ def run_lineage_rnn(settings: TranslationSettings) -> None:
         f"{settings.out}: {result['steps']:,} steps, {result['epochs']:.1f} epochs; dev perplexity "
         f"{result['dev']['perplexity']:.2f}"
     )
-    print(after_translation_training(settings.out))
+    print(try_next(settings.out, *TRANSLATE))
 
 
 run_lineage_attention = run_lineage_transformer = run_lineage_rnn
@@ -201,7 +206,7 @@ def run_lineage_elmo(settings: LineageElmo) -> None:
         f"{settings.out}: {result['steps']:,} steps, {result['tokens']:,} words; held-out "
         f"perplexity {result['held_out']['perplexity']:.1f}"
     )
-    print(after_elmo(settings.out))
+    print(try_next(settings.out, TUNE))
 
 
 @dataclass(frozen=True, kw_only=True)

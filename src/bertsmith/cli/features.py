@@ -14,10 +14,10 @@ from bertsmith.base.settings import Hidden, Metavar, Positional
 from bertsmith.base.terminal import Progress, scaled
 from bertsmith.cli.flags import Answering, BulkAnswering, group_values
 from bertsmith.cli.outputs import (
-    after_similarity_training,
     check_folder,
     check_new_folder,
     check_outputs,
+    try_next,
 )
 from bertsmith.training.finetuning.request import check_tokens_per_window, parse_seeds
 from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
@@ -257,7 +257,7 @@ def run_embed_train(settings: EmbedTrain) -> None:
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
     print(f"{settings.out}: trained on {len(pairs):,} pairs")
-    print(after_similarity_training(settings.out))
+    print(try_next(settings.out, "embed new.txt --model RUN --out vectors.npy", "report RUN"))
 
 
 @dataclass(frozen=True, kw_only=True)

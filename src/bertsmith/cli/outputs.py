@@ -72,6 +72,7 @@ def _trouble(folder: Path) -> str | None:
 # Names of new data and of its answers, by the task type.
 NEW = {"tag": ("new.txt", "tagged.conll"), "answer": ("new.json", "answers.json")}
 TEXTS = "new.csv", "answers.csv"
+TUNE = "finetune classify --model RUN --data labelled.csv --out tuned"
 
 
 def after_pretraining(run: Path, fills_masks: bool = True) -> str:
@@ -83,7 +84,7 @@ def after_pretraining(run: Path, fills_masks: bool = True) -> str:
       bertsmith finetune classify --model 'my run' --data labelled.csv --out tuned
     """
     first = 'fill "The [MASK] is not found." --model RUN' if fills_masks else "report RUN"
-    return _commands(run, first, "finetune classify --model RUN --data labelled.csv --out tuned")
+    return try_next(run, first, TUNE)
 
 
 def after_finetuning(run: Path, task_type: str) -> str:
@@ -95,25 +96,10 @@ def after_finetuning(run: Path, task_type: str) -> str:
       bertsmith report ner
     """
     new, answers = NEW.get(task_type, TEXTS)
-    return _commands(run, f"predict RUN {new} --out {answers}", "report RUN")
+    return try_next(run, f"predict RUN {new} --out {answers}", "report RUN")
 
 
-def after_similarity_training(run: Path) -> str:
-    """Make vectors of new texts, and report on the run."""
-    return _commands(run, "embed new.txt --model RUN --out vectors.npy", "report RUN")
-
-
-def after_elmo(run: Path) -> str:
-    """Train on labels."""
-    return _commands(run, "finetune classify --model RUN --data labelled.csv --out tuned")
-
-
-def after_translation_training(run: Path) -> str:
-    """Translate new text, and measure."""
-    first = "lineage translate RUN new.txt --out translated.txt"
-    return _commands(run, first, "lineage evaluate RUN --out measured")
-
-
-def _commands(run: Path, *commands: str) -> str:
+def try_next(run: Path, *commands: str) -> str:
+    """Lines that name these commands, in which RUN stands for the run."""
     named = (command.replace("RUN", shlex.quote(str(run))) for command in commands)
     return "\n".join(["try next:", *(f"  bertsmith {command}" for command in named)])
