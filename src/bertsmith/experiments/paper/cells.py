@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bertsmith.base import VERSION
 from bertsmith.base.files import locked_folder, read_json_object, write_json
 from bertsmith.base.terminal import duration
 from bertsmith.checkpoints.run_folder import RESULT_FILE
-from bertsmith.text.readers.tables import digest
+from bertsmith.text.readers.tables import digest, known_digest
 
 CELL_FILE, LOCK_FILE = "cell.json", "cell.lock"
 WAIT = 2.0  # seconds between two looks at cells that other processes hold
@@ -85,7 +85,7 @@ class Cell:
             return None
         done = read_json_object(folder / CELL_FILE)
         for name, written in done["files"].items():
-            if not (folder / name).exists() or _digest(folder / name) != written:
+            if not (folder / name).exists() or known_digest(folder / name) != written:
                 raise ValueError(
                     f"{folder / name} is not as it was written: remove {folder}, and this cell is "
                     "computed again"
@@ -113,17 +113,6 @@ class Cell:
         files = {name: digest(folder / name) for name in self.kept}
         facts = {"made_of": self.made_of, "inputs": [cell.name for cell in self.inputs]}
         write_json(folder / CELL_FILE, {"seconds": seconds, "files": files, **facts})
-
-
-def _digest(path: Path) -> str:
-    """The digest of a file, which is read once a process unless it changes."""
-    found = path.stat()
-    return _digest_of(path, found.st_mtime_ns, found.st_size)
-
-
-@cache
-def _digest_of(path: Path, changed: int, size: int) -> str:
-    return digest(path)
 
 
 def needed(cells: Iterable[Cell]) -> list[Cell]:

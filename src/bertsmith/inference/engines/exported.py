@@ -9,7 +9,6 @@ Beside each file lies a record, its name with .json: `ExportReport` of the expor
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +24,7 @@ from bertsmith.inference.engines.processor import OnBatch, Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
-from bertsmith.text.readers.tables import digest
+from bertsmith.text.readers.tables import known_digest
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
 Head = Literal["encoder", "masked-lm", "sequence", "choice", "token", "span"]
@@ -119,13 +118,7 @@ def model_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def weight_digests(folder: Path) -> list[str]:
     """The SHA-256 of each file of weights; none in the folder of an export alone."""
-    files = ((file, file.stat()) for file in model_files(folder)[0])
-    return [_digest(file, stat.st_size, stat.st_mtime_ns) for file, stat in files]
-
-
-@functools.cache
-def _digest(file: Path, size: int, modified: int) -> str:
-    return digest(file)
+    return list(map(known_digest, model_files(folder)[0]))
 
 
 def why_not(folder: Path, own: Processor, kind: str = "") -> str | None:

@@ -9,6 +9,7 @@ table: see `conll_cells`.
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -335,6 +336,17 @@ def digest(path: Path) -> str:
         with part.open("rb") as file:
             hashlib.file_digest(file, lambda: whole)
     return whole.hexdigest()
+
+
+def known_digest(path: Path) -> str:
+    """`digest` of one file, which is read once a process unless its size or time changes."""
+    found = path.stat()
+    return _digest_of(path, found.st_size, found.st_mtime_ns)
+
+
+@functools.cache
+def _digest_of(path: Path, size: int, changed: int) -> str:
+    return digest(path)
 
 
 def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
