@@ -1,9 +1,9 @@
 """leveldb's sorted tables, the format of a checkpoint's index: keys in order, each with a value.
 
 The format: google/leveldb doc/table_format.md, without filter blocks; TensorFlow's own code is in
-openxla/xla, xla/tsl/lib/io/{format,block,table_builder}.cc; snappy: google/snappy
-format_description.txt. A table is blocks, then an index of blocks, then a footer of 48 bytes. A
-block is entries, places to start from, the number of these, a byte for its compression, a checksum.
+openxla/xla, xla/tsl/lib/io/{format,block,table_builder}.cc. A table is blocks, then an index of
+blocks, then a footer of 48 bytes. A block is entries, places to start from, the number of these, a
+byte for its compression, a checksum.
 
 Nothing that a file says is believed: blocks must follow one another, so that each byte is read
 once; the file, its keys and unpacked blocks have bounds, so that memory has one.
@@ -169,35 +169,18 @@ def unpack_snappy(packed: Cursor, most: int) -> bytes:
 
     Errors: ValueError, before memory is taken for a false size.
     """
+    import pyarrow
+
+    whole = packed.rest()
     size = packed.varint(32)
     if size > MOST_SNAPPY * (packed.end - packed.place):
         raise packed.fault(f"a packed block that is said to hold {size} bytes, which it cannot")
     if size > most:
         raise packed.fault(f"a packed block of {size} bytes, which makes more than {MOST_BYTES}")
-    out = bytearray()
-    while packed:
-        tag = packed.fixed(1)
-        kind, high = tag & 3, tag >> 2
-        if kind == 0:
-            length = 1 + (high if high < 60 else packed.fixed(high - 59))
-            if length > size - len(out):
-                raise packed.fault(f"a packed block holds more than the {size} bytes it says")
-            out += packed.bytes(length)
-            continue
-        if kind == 1:
-            length, distance = 4 + (high & 7), (high >> 3 << 8) + packed.fixed(1)
-        else:
-            length, distance = 1 + high, packed.fixed(2 if kind == 2 else 4)
-        if length > size - len(out):
-            raise packed.fault(f"a packed block holds more than the {size} bytes it says")
-        if not 0 < distance <= len(out):
-            raise packed.fault(f"a copy from {distance} bytes back of {len(out)}")
-        place = len(out) - distance
-        seen = out[place : place + length]  # repeated, where it reaches into itself
-        out += (seen * -(-length // len(seen)))[:length]
-    if len(out) != size:
-        raise packed.fault(f"a packed block holds {len(out)} bytes, not the {size} it says")
-    return bytes(out)
+    try:
+        return pyarrow.decompress(whole, size, codec="snappy", asbytes=True)
+    except OSError as error:
+        raise packed.fault("a packed block that snappy cannot unpack") from error
 
 
 def table_bytes(items: Iterable[tuple[bytes, bytes]]) -> bytes:
