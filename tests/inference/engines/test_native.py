@@ -63,7 +63,7 @@ def test_in_float32_it_answers_as_pytorch(head, outputs, activation):
     model, tensors = made(head, config, outputs)
     texts = some_texts()
     ours = NativeModel.make(tensors, config, "float32", 2)
-    found, expected = ours.outputs(texts), head_outputs(model, texts, 0, CPU)
+    found, expected = ours.outputs(texts), head_outputs(model, texts, CPU)
     assert found.shape == expected.shape
     # both sum in float32, in other orders
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -75,7 +75,7 @@ def test_in_int8_it_is_near_by_every_instruction(monkeypatch, dtype):
     monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(dtype))
     texts, ours = some_texts(), NativeModel.make(tensors, CONFIG, "int8", 1)
     assert ours.dtype == dtype
-    expected = head_outputs(model, texts, 0, CPU)
+    expected = head_outputs(model, texts, CPU)
     assert cosines(ours.outputs(texts), expected).mean() > 0.998
     monkeypatch.setattr(native, "has_bf16_blocks", lambda: False)  # attention in float32
     assert cosines(ours.outputs(texts), expected).mean() > 0.998
@@ -93,7 +93,7 @@ def test_in_bf16_it_is_nearer(activation):
         pytest.skip(reason)
     model, tensors = made(TokenClassifier, config)
     texts, ours = some_texts(), NativeModel.make(tensors, config, "bf16", 2)
-    near = cosines(ours.outputs(texts), head_outputs(model, texts, 0, CPU))
+    near = cosines(ours.outputs(texts), head_outputs(model, texts, CPU))
     assert near.mean() > 0.9999 and near.min() > 0.9995
 
 

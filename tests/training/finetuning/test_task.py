@@ -19,6 +19,7 @@ from bertsmith.tasks.squad.windows import featurize_questions
 from bertsmith.tasks.task import EncodingSettings
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
+from bertsmith.training import replicas
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning import task as fine_tuning
 from bertsmith.training.finetuning import trainer as trainers
@@ -158,7 +159,7 @@ def initial(head, num_outputs):
     ("head", "num_outputs"),
     [(SequenceClassifier, 3), (OptionScorer, 1), (TokenClassifier, 5), (SpanPredictor, 2)],
 )
-def test_outputs_are_those_of_single_rows_whatever_the_budget(head, num_outputs):
+def test_outputs_are_those_of_single_rows_whatever_the_budget(monkeypatch, head, num_outputs):
     features, model = uneven_rows(), initial(head, num_outputs).eval()
     ids, types = torch.tensor(features.ids), torch.tensor(features.token_types)
     boundaries = features.boundaries
@@ -171,9 +172,8 @@ def test_outputs_are_those_of_single_rows_whatever_the_budget(head, num_outputs)
     model.train()  # as it is in the middle of a training run
     done = []
     for budget in (1, 64, 8192):
-        found = head_outputs(
-            model, features, 0, engine(), budget_tokens=budget, on_batch=done.append
-        )
+        monkeypatch.setattr(replicas, "TOKENS_AT_ONCE", budget)
+        found = head_outputs(model, features, engine(), done.append)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=2e-5)
     assert sum(done) == 3 * 25 and model.training
@@ -181,23 +181,23 @@ def test_outputs_are_those_of_single_rows_whatever_the_budget(head, num_outputs)
 
 def test_autocast_is_near_and_still_float32():
     features, model = made(np.full(4, 8)), initial(SequenceClassifier, 3)
-    exact = head_outputs(model, features, 0, engine())
-    near = head_outputs(model, features, 0, engine("bf16"))
+    exact = head_outputs(model, features, engine())
+    near = head_outputs(model, features, engine("bf16"))
     assert near.dtype == np.float32
     assert 0 < np.abs(near - exact).max() < 0.1 * np.abs(exact).max()
 
 
 def test_no_rows_have_no_outputs():
     features = made(np.empty(0, np.int64))
-    assert head_outputs(SequenceClassifier(CONFIG, 3), features, 0, engine()).shape == (0, 3)
+    assert head_outputs(SequenceClassifier(CONFIG, 3), features, engine()).shape == (0, 3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_who_computes_a_batch_changes_no_bit(precision):
+def test_who_computes_a_batch_changes_no_bit(monkeypatch, precision):
+    monkeypatch.setattr(replicas, "TOKENS_AT_ONCE", 64)
     features, model = uneven_rows(), initial(TokenClassifier, 5)
     alone, shared = (
-        head_outputs(model, features, 0, engine(precision, threads), budget_tokens=64)
-        for threads in (1, 2)
+        head_outputs(model, features, engine(precision, threads)) for threads in (1, 2)
     )
     assert np.array_equal(alone, shared)
 

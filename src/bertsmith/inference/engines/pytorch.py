@@ -46,8 +46,7 @@ class TorchModel:
         return cls(loaded.model.to(engine.device).eval(), loaded.missing, engine)
 
     def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
-        pad_id = self.model.config.pad_id
-        return head_outputs(self.model, features, pad_id, self.engine, on_batch=on_batch)
+        return head_outputs(self.model, features, self.engine, on_batch)
 
     def vectors(
         self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None

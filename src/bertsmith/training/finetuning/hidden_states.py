@@ -144,9 +144,7 @@ def sentence_vectors(
 def head_outputs(
     model: TaskModel,
     features: Features,
-    pad_id: int,
     engine: Engine,
-    budget_tokens: int = 8192,
     on_batch: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """The head's outputs in the order of the rows, float32, without dropout.
@@ -159,11 +157,10 @@ def head_outputs(
     model.eval()
 
     def compute(rows: np.ndarray) -> np.ndarray:
-        batch = map(engine.tensor, features.padded(rows, pad_id))
+        batch = map(engine.tensor, features.padded(rows, model.config.pad_id))
         return model(*batch).float().cpu().numpy()
 
-    sizes = -(-features.lengths // model.config.length_scale)
-    batches = row_batches(engine, sizes, budget_tokens)
+    batches = row_batches(engine, -(-features.lengths // model.config.length_scale))
     for rows, found in zip(batches, computed(engine, compute, batches), strict=True):
         of_tokens = found.ndim == 3
         if not len(outputs):

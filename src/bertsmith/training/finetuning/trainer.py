@@ -159,7 +159,7 @@ class Trained:
 
     def outputs(self, features: Features) -> np.ndarray:
         """The head's outputs of any rows, without dropout."""
-        return head_outputs(self.model, features, self.model.config.pad_id, self.engine)
+        return head_outputs(self.model, features, self.engine)
 
 
 @dataclass(frozen=True)
@@ -304,11 +304,7 @@ class Trainer:
 
         def measure() -> DevEvaluation:
             with self.scaler.giving_scores(model) if self.scaler else nullcontext():
-                return self.evaluate(
-                    lambda rows: head_outputs(model, rows, model.config.pad_id, engine),
-                    settings,
-                    dev,
-                )
+                return self.evaluate(lambda rows: head_outputs(model, rows, engine), settings, dev)
 
         best = BestOnDev(model, measure, self.metric, state, settings.early_stopping_patience)
         batches = Batches(
