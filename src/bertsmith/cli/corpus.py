@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from bertsmith.base.settings import Count, Metavar, Positional
+from bertsmith.cli.flags import Inputs
 from bertsmith.corpus.build.settings import BuildSettings, WorkSettings
 
 SMALL = 64 << 20  # bytes on disk
@@ -16,7 +17,7 @@ Build = TypeVar("Build", "Corpus", "CorpusAppend")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus(BuildSettings):
+class Corpus(Inputs, BuildSettings):
     """Turn text into a token store: sentences and documents as ids, ready for pre-training.
 
     Examples:
@@ -33,9 +34,6 @@ class Corpus(BuildSettings):
     interrupted goes on where it was when the same command is given again.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
-    .parquet), folders, or URLs."""
     vocab: Path
     """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
     out: str
@@ -102,7 +100,7 @@ def chosen_workers(given: int | None, inputs: Sequence[Path | str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusAppend(WorkSettings):
+class CorpusAppend(Inputs, WorkSettings):
     """Add new text to a token store; nothing in it is written again.
 
     Examples:
@@ -119,9 +117,6 @@ class CorpusAppend(WorkSettings):
       bertsmith corpus append news-may.txt --exclude known.jsonl --store store
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
-    .parquet), folders, or URLs."""
     store: str
     """Folder of a store made by `bertsmith corpus`."""
     workers: Annotated[int | None, Count] = None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Count, Metavar, Positional, Positive
-from bertsmith.cli.flags import TextInput
+from bertsmith.base.settings import Count, Positive
+from bertsmith.cli.flags import Inputs, TextInput
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusReport(TextInput):
+class CorpusReport(Inputs, TextInput):
     """Show what a corpus is before time goes into it: sizes, scripts, repeated documents and lines.
 
     Examples:
@@ -24,8 +24,6 @@ class CorpusReport(TextInput):
     were read. What a vocabulary does to the text is for `bertsmith vocab report`.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files or folders as `bertsmith corpus` reads them, or URLs."""
     exact: bool = False
     """Look for equal documents only, for which rensa is not needed."""
     similarity: float = 0.6
@@ -108,7 +106,7 @@ def _documents(found: dict[str, Any], figures: dict[str, Any]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusDedup(TextInput):
+class CorpusDedup(Inputs, TextInput):
     """List the documents that repeat an earlier one, word for word or nearly, to be left out.
 
     Examples:
@@ -123,8 +121,6 @@ class CorpusDedup(TextInput):
     it is of new text, before `corpus append`, and what is like older text is listed as well.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files or folders as `bertsmith corpus` reads them, or URLs."""
     out: Path
     """File to write the list to."""
     against: tuple[str, ...] = ()
@@ -190,8 +186,8 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
     )
 
 
-@dataclass
-class CorpusContamination:
+@dataclass(frozen=True, kw_only=True)
+class CorpusContamination(Inputs):
     """List the documents that hold text of evaluation sets, to be left out.
 
     Examples:
@@ -203,8 +199,6 @@ class CorpusContamination:
     whatever the punctuation and line breaks. Shorter texts cannot be checked; they are counted.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files or folders as `bertsmith corpus` reads them, or URLs."""
     tasks: list[Path]
     """Files of evaluation sets: json, jsonl, csv, tsv, txt, or CoNLL columns."""
     out: Path

@@ -96,6 +96,15 @@ class BulkAnswering(Answering):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The text that a command reads."""
+
+    inputs: typing.Annotated[list[str], Positional, Metavar("INPUT...")]
+    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
+    .parquet), folders, or URLs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextInput:
     """Reading text from files."""
 

@@ -14,7 +14,7 @@ import bertsmith
 from bertsmith.base.processes import usable_cores
 from bertsmith.base.settings import Count, Metavar, NotNegative, Positional, Positive
 from bertsmith.base.terminal import scaled
-from bertsmith.cli.flags import TextInput, as_flags
+from bertsmith.cli.flags import Inputs, TextInput, as_flags
 from bertsmith.cli.outputs import check_folder, check_new_folder, check_outputs
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vocab(TextInput):
+class Vocab(Inputs, TextInput):
     """Train a WordPiece vocabulary from text.
 
     Examples:
@@ -36,9 +36,6 @@ class Vocab(TextInput):
     parquet a row is a document. The vocabulary has exactly the size asked for.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
-    .parquet), folders, or URLs."""
     out: Path
     """Folder to write vocab.txt, tokenizer.json and tokenizer_config.json to."""
     size: int = 30522
@@ -143,7 +140,7 @@ MAX_WORD = 60  # characters of a word that are shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabReport(TextInput):
+class VocabReport(Inputs, TextInput):
     """Show what a vocabulary does to a text, also beside a second one.
 
     Examples:
@@ -156,9 +153,6 @@ class VocabReport(TextInput):
     normalizes the text in its own way.
     """
 
-    inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
-    """Files (.txt, .jsonl, .csv, .tsv, .xml of Wikipedia, also with .gz, .bz2, .xz or .zst;
-    .parquet), folders, or URLs."""
     vocab: str
     """Folder with a vocabulary, run directory, or folder or hub name of a model."""
     against: str | None = None
@@ -314,7 +308,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class VocabExtend(TextInput):
+class VocabExtend(Inputs, TextInput):
     """Put the words of a domain into an existing model's vocabulary.
 
     Examples:
