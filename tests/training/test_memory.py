@@ -21,7 +21,6 @@ from bertsmith.training.loop.update import make_update
 from bertsmith.training.memory import (
     StepShape,
     available_memory,
-    out_of_memory,
     parameters,
     step_memory,
 )
@@ -197,35 +196,6 @@ def test_available_memory_in_a_container(tmp_path):
     ]
     groups = "3:cpuset:/a\n2:memory:/a\n0::/\n"
     assert machine(tmp_path / "1", 1000, groups, version_1) == 5000
-
-
-ROWS, LENGTH = "lower `micro_batch_size` (now 32)", "lower `max_length` (now 512)"
-ANEW, SIZE = "add `activation_checkpointing=True`", "take a smaller `size` (now base)"
-LEAST = {"micro_batch": 1, "activation_checkpointing": True}
-FIXED = {"length": None, "size": None}
-PHASE_2 = "lower `phase2_length` (now 512)"
-
-
-@pytest.mark.parametrize(
-    ("changes", "remedy"),
-    [
-        ({}, f"{ROWS}, {LENGTH}, {ANEW}, or {SIZE}"),
-        (LEAST, f"{LENGTH}, or {SIZE}"),
-        # phase 2, with a base model
-        ({**LEAST, "size": None, "length_name": "phase2_length"}, PHASE_2),
-        (FIXED, f"{ROWS}, or {ANEW}"),
-        ({**LEAST, **FIXED}, "no setting of this run lowers it"),
-    ],
-    ids=["all", "least", "phase 2", "fixed", "none"],
-)
-def test_out_of_memory_names_the_settings(changes, remedy):
-    now = {"micro_batch": 32, "length": 512, "size": "base", "activation_checkpointing": False}
-    with pytest.raises(RuntimeError) as raised:
-        torch.empty(2**60)
-    on_a_gpu = torch.OutOfMemoryError("CUDA out of memory.")
-    for error in (on_a_gpu, MemoryError(), raised.value):
-        assert out_of_memory(error, **{**now, **changes}) == f"out of memory: {remedy}"
-    assert out_of_memory(RuntimeError("shape mismatch"), **{**now, **changes}) is None
 
 
 if __name__ == "__main__":

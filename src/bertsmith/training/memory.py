@@ -1,4 +1,4 @@
-"""The memory of a pre-training step: needed, available, and advice when it runs out.
+"""The memory of a pre-training step, needed and available.
 
 `step_memory` counts the tensors that the code keeps. It must follow model/, and
 tests/training/test_memory.py fails when it does not.
@@ -119,33 +119,6 @@ def available_memory(
     fields = dict(line.split(":", 1) for line in file.read_text(encoding="ascii").splitlines())
     free = 1024 * int(fields["MemAvailable"].split()[0])
     return min([free, *_group_limits(system, groups)])
-
-
-def out_of_memory(
-    error: BaseException,
-    *,
-    micro_batch: int,
-    length: int | None,
-    size: str | None,
-    activation_checkpointing: bool,
-    length_name: str = "max_length",
-) -> str | None:
-    """Settings that lower the memory, in one line; None for any other error.
-
-    `size` and `length` are None where they cannot be changed.
-    """
-    known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
-    is_known = any(sign in str(error) for sign in known)
-    if not is_known and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return None
-    cures = [
-        *([f"lower `micro_batch_size` (now {micro_batch})"] if micro_batch > 1 else []),
-        *([] if length is None else [f"lower `{length_name}` (now {length})"]),
-        *([] if activation_checkpointing else ["add `activation_checkpointing=True`"]),
-        *([] if size is None else [f"take a smaller `size` (now {size})"]),
-    ]
-    *others, last = cures or ["no setting of this run lowers it"]
-    return f"out of memory: {', '.join(others)}, or {last}" if others else f"out of memory: {last}"
 
 
 def _kept_by_layer(config: ModelConfig, shape: StepShape) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""A run's task: its start, its rows at once, a rank's share of them, and two lengths in a run."""
+"""A run's task: its start, its rows at once, a rank's share, two lengths, memory that ran out."""
 
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -198,3 +199,43 @@ def test_pieces_that_are_no_words_look_for_no_equal(store_folder, settings):
     special = [tokenizer.vocabulary.pieces.index(f"[{name}]") for name in ("CLS", "SEP", "MASK")]
     assert empty[special].tolist() == [32] * 3  # the dimensions of two heads
     assert empty.count_nonzero() == 5
+
+
+ROWS, LENGTH = "lower `micro_batch_size` (now 32)", "lower `max_length` (now 512)"
+ANEW, SIZE = "add `activation_checkpointing=True`", "take a smaller `size` (now base)"
+LEAST = {"rows": 1, "activation_checkpointing": True}
+PHASE_2 = "lower `phase2_length` (now 512)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, f"{ROWS}, {LENGTH}, {ANEW}, or {SIZE}"),
+        (LEAST, f"{LENGTH}, or {SIZE}"),
+        # phase 2, with a base model
+        ({**LEAST, "sized": False, "phase": 2}, PHASE_2),
+        ({"begun": True}, f"{ROWS}, or {ANEW}"),
+        ({**LEAST, "begun": True}, "no setting of this run lowers it"),
+    ],
+    ids=["all", "least", "phase 2", "fixed", "none"],
+)
+def test_out_of_memory_names_the_settings(changes, remedy):
+    now = {"rows": 32, "phase": 1, "activation_checkpointing": False, "sized": True, "begun": False}
+    now |= changes
+    task = SimpleNamespace(
+        rows_per_forward=now["rows"],
+        phase=SimpleNamespace(number=now["phase"], length=512),
+        settings=SimpleNamespace(
+            size="base", activation_checkpointing=now["activation_checkpointing"]
+        ),
+    )
+
+    def line(error):
+        return Pretraining.out_of_memory(task, error, now["sized"], now["begun"])
+
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60)
+    on_a_gpu = torch.OutOfMemoryError("CUDA out of memory.")
+    for error in (on_a_gpu, MemoryError(), raised.value):
+        assert line(error) == f"out of memory: {remedy}"
+    assert line(RuntimeError("shape mismatch")) is None

@@ -30,7 +30,6 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.task import StepBatch
-from bertsmith.training.memory import out_of_memory
 from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.pretraining.objectives import (
     micro_arrays,
@@ -268,14 +267,20 @@ class Pretraining:
 
         `sized`: the model's size is one of them; `begun`: a checkpoint fixes both size and length.
         """
-        return out_of_memory(
-            error,
-            micro_batch=self.rows_per_forward,
-            length=None if begun else self.phase.length,
-            length_name="max_length" if self.phase.number == 1 else "phase2_length",
-            size=self.settings.size if sized and not begun else None,
-            activation_checkpointing=self.settings.activation_checkpointing,
-        )
+        known = "DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"
+        is_known = any(sign in str(error) for sign in known)
+        if not is_known and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return None
+        rows, phase, settings = self.rows_per_forward, self.phase, self.settings
+        length = "max_length" if phase.number == 1 else "phase2_length"
+        cures = [
+            *([f"lower `micro_batch_size` (now {rows})"] if rows > 1 else []),
+            *([] if begun else [f"lower `{length}` (now {phase.length})"]),
+            *([] if settings.activation_checkpointing else ["add `activation_checkpointing=True`"]),
+            *([f"take a smaller `size` (now {settings.size})"] if sized and not begun else []),
+        ]
+        *others, last = cures or ["no setting of this run lowers it"]
+        return "out of memory: " + (f"{', '.join(others)}, or {last}" if others else last)
 
     @property
     def phase_figure(self) -> dict[str, float]:
