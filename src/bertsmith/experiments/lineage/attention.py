@@ -28,22 +28,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bertsmith.experiments.lineage.rnn import Readout, RecurrentTranslator, check_tables
+from bertsmith.experiments.lineage.rnn import Readout, RecurrentTranslator, Tables
 from bertsmith.experiments.lineage.settings import AttentionShape
 from bertsmith.model.kernels.additive_attention import Source, Weights, attending_gru_steps
 from bertsmith.model.recurrent import GRU, Bidirectional
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(AttentionShape):
+class AttentionConfig(Tables, AttentionShape):
     """The shape with its vocabularies."""
-
-    source_vocab_size: int
-    target_vocab_size: int
-    shared: bool = True  # one vocabulary and one table for source, target and output
-
-    def __post_init__(self) -> None:
-        check_tables(self)
 
 
 class Memory(NamedTuple):

@@ -38,15 +38,25 @@ from bertsmith.model.variants import reversal
 
 
 @dataclass(frozen=True, kw_only=True)
-class RNNConfig(RNNShape):
-    """The shape with its vocabularies."""
+class Tables:
+    """Sizes of the vocabularies. Errors: ValueError for two that shall share a table."""
 
     source_vocab_size: int
     target_vocab_size: int
     shared: bool = True  # one vocabulary and one table for source, target and output
 
     def __post_init__(self) -> None:
-        check_tables(self)
+        if self.shared and self.source_vocab_size != self.target_vocab_size:
+            sizes = f"{self.source_vocab_size} source and {self.target_vocab_size} target pieces"
+            raise ValueError(f"{sizes} cannot share one table: make one joint vocabulary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNConfig(Tables, RNNShape):
+    """The shape with its vocabularies."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.form not in ("gru", "lstm"):
             raise ValueError(f"form {self.form!r}: known are 'gru' and 'lstm'")
         if self.form == "lstm" and self.shared and self.embedding_size != self.hidden_size:
@@ -55,13 +65,6 @@ class RNNConfig(RNNShape):
                 "`form='lstm'`: make them equal, since one table serves for input and output, or "
                 "give `separate=True`"
             )
-
-
-def check_tables(config: Any) -> None:
-    """Errors: ValueError for two vocabularies that shall share a table."""
-    if config.shared and config.source_vocab_size != config.target_vocab_size:
-        sizes = f"{config.source_vocab_size} source and {config.target_vocab_size} target pieces"
-        raise ValueError(f"{sizes} cannot share one table: make one joint vocabulary")
 
 
 class RecurrentTranslator(nn.Module):
