@@ -161,11 +161,11 @@ class ExtendPositions:
     """Let a model read longer rows: more rows of its position embedding.
 
     Examples:
-      bertsmith extend-positions runs/books --positions 1024 --out models/books-1024
+      bertsmith extend-positions runs/books --positions 1024 --out longer
 
     The new positions know nothing yet. Train on before you use them:
 
-      bertsmith pretrain --corpus store --model books-1024 --max-length 1024 --out r --minutes 30
+      bertsmith pretrain --corpus store --model longer --max-length 1024 --out r --minutes 30
     """
 
     model: Annotated[str, Positional]
