@@ -177,8 +177,9 @@ def test_unknown_or_unfitting_metric():
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'bertsmith\[train\]'") as error:
-        compute_metrics(["accuracy"], GUESS, TRUE, 2)
+        compute_metrics(["f1"], GUESS, TRUE, 2)
     assert error.value.name == "sklearn"  # the command line asks for it
+    compute_metrics(["accuracy"], GUESS, TRUE, 2)
 
 
 TWO_CLASSES = {

@@ -19,13 +19,13 @@ SHARE, CORRELATION = (0.0, 1.0), (-1.0, 1.0)  # least and most value of a metric
 
 @dataclass(frozen=True)
 class Metric:
-    """`score` takes scikit-learn's metrics, the true and the given answers and K.
+    """`score` takes the true and the given answers and K.
 
     None: these are no arrays, see `squad/answers.py` and `tagging/schemes.py`.
     """
 
     kinds: tuple[str, ...]  # names of task types
-    score: Callable[[ModuleType, np.ndarray, np.ndarray, int], float] | None = None
+    score: Callable[[np.ndarray, np.ndarray, int], float] | None = None
     undefined: Callable[[np.ndarray, np.ndarray], str | None] = lambda true, guess: None
     less_is_better: bool = False
     bounds: tuple[float, float] = SHARE
@@ -69,7 +69,7 @@ def compute_metrics(
     {'accuracy': 0.75}
 
     Errors: ValueError as `check_metrics` and for answers that are not finite; ModuleNotFoundError
-    that names the extra when scikit-learn is absent.
+    that names the extra when scikit-learn, which all but accuracy ask, is absent.
     """
     task_type = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
     check_metrics(names, task_type, num_labels)
@@ -77,19 +77,12 @@ def compute_metrics(
         labels, predicted = labels.astype(np.float64), predicted.astype(np.float64)
         if not np.isfinite(predicted).all():
             raise ValueError("the model's answers are not finite numbers: lower `learning_rate`")
-    try:
-        from sklearn import metrics as sklearn
-    except ModuleNotFoundError as error:
-        message = "metrics need scikit-learn: pip install 'bertsmith[train]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
     values = {}
     for name in names:
         metric = METRICS[name]
         assert metric.score is not None
         is_undefined = metric.undefined(labels, predicted)
-        values[name] = (
-            0.0 if is_undefined else float(metric.score(sklearn, labels, predicted, num_labels))
-        )
+        values[name] = 0.0 if is_undefined else float(metric.score(labels, predicted, num_labels))
     return values
 
 
@@ -131,7 +124,22 @@ def _one_value(true: np.ndarray, guess: np.ndarray) -> str | None:
     return None
 
 
-def _macro_f1(scores: ModuleType, true: np.ndarray, guess: np.ndarray, num_labels: int) -> float:
+def _scikit_learn() -> ModuleType:
+    """scikit-learn's metrics; to load them takes longer than to answer some texts."""
+    try:
+        from sklearn import metrics
+    except ModuleNotFoundError as error:
+        message = "metrics need scikit-learn: pip install 'bertsmith[train]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    return metrics
+
+
+def _accuracy(true: np.ndarray, guess: np.ndarray, _: int) -> float:
+    return (true == guess).reshape(len(true), -1).all(axis=1).mean()
+
+
+def _macro_f1(true: np.ndarray, guess: np.ndarray, num_labels: int) -> float:
+    scores = _scikit_learn()
     if true.ndim == 2:  # scikit-learn would read a single column as two classes
         columns = zip(true.T, guess.T, strict=True)
         return float(np.mean([scores.f1_score(*column, zero_division=0) for column in columns]))
@@ -139,7 +147,7 @@ def _macro_f1(scores: ModuleType, true: np.ndarray, guess: np.ndarray, num_label
 
 
 def _correlation(name: str) -> Callable[..., float]:
-    def correlation(_: ModuleType, true: np.ndarray, guess: np.ndarray, __: int) -> float:
+    def correlation(true: np.ndarray, guess: np.ndarray, _: int) -> float:
         from scipy import stats  # comes with scikit-learn
 
         return getattr(stats, name)(true, guess).statistic
@@ -148,17 +156,17 @@ def _correlation(name: str) -> Callable[..., float]:
 
 
 def _sklearn(name: str, **settings: Any) -> Callable[..., float]:
-    return lambda scores, true, guess, _: getattr(scores, name)(true, guess, **settings)
+    return lambda true, guess, _: getattr(_scikit_learn(), name)(true, guess, **settings)
 
 
 CLASSES, SCORES, SETS = ("classify", "choice"), ("regress",), ("multilabel",)
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(CLASSES + SETS, _sklearn("accuracy_score")),
+    "accuracy": Metric(CLASSES + SETS, _accuracy),
     # of two classes; options are no classes
     "f1": Metric(("classify",), _sklearn("f1_score", zero_division=0)),
     "macro_f1": Metric(CLASSES + SETS, _macro_f1),
     "micro_f1": Metric(
-        SETS, lambda scores, a, b, _: scores.f1_score(a.ravel(), b.ravel(), zero_division=0)
+        SETS, lambda a, b, _: _scikit_learn().f1_score(a.ravel(), b.ravel(), zero_division=0)
     ),
     "matthews": Metric(
         CLASSES, _sklearn("matthews_corrcoef"), undefined=_one_value, bounds=CORRELATION
