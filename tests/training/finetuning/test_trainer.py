@@ -95,6 +95,7 @@ def test_a_head_is_kept_for_the_same_classes_of_one_data_set(trainer, toy, tmp_p
     about["bertsmith"]["task"] = "sst2"
     (run / "config.json").write_text(json.dumps(about))
     assert is_kept(task="sst2") and is_kept(task="classify") and not is_kept(task="mrpc")
+    assert not is_kept(task="multilabel")  # each label by itself, not one of them
 
 
 def test_what_does_not_fit_the_model_is_refused(toy, model_folder, tmp_path):

@@ -97,7 +97,9 @@ class InitialModel:
             kind = family_class(head, config, self.folder)
             return initialize(kind(config, num_outputs), config.initializer_range, generator)
         # of other classes a head with as many outputs would be a wrong start
-        earlier = read_extra_config(self.folder).get("task")
+        own = read_extra_config(self.folder)
+        earlier, kind = own.get("task"), TASKS[task].task_type if task in TASKS else task
+        same_kind = not own.get("kind") or kind in (None, own["kind"])
         same_classes = not label_names or (
             list(label_names) == stored_names(self.folder)
             # own files name their classes, GLUE numbers them
@@ -107,7 +109,7 @@ class InitialModel:
             self.folder,
             head,
             num_outputs=num_outputs,
-            keep_head=same_classes and config.bilstm == there.bilstm,
+            keep_head=same_kind and same_classes and config.bilstm == there.bilstm,
             generator=generator,
             **changes,
         )
@@ -213,7 +215,7 @@ class Trainer:
             encoding = replace(encoding, both_orders="on" if both else "off")
         names = task_type.label_names(train)
         task = with_metric(task, settings.metric, names)
-        model_task = ModelTask(task, names, encoding)
+        model_task = ModelTask(task, names, encoding, task_type.first_thresholds(train))
         splits = tuple(
             Split(name, data, task_type.featurize(tokenizer, data, model_task))
             for name, data in dev.items()
@@ -362,7 +364,9 @@ class Trainer:
         """
         figures: dict[str, float] = {}
         notes: dict[str, str] = {}
-        model_task, first = replace(self.model_task, thresholds=thresholds or {}), None
+        model_task, first = self.model_task, None
+        if thresholds is not None:
+            model_task = replace(model_task, thresholds=thresholds)
         is_tuned = thresholds is None and (settings.tune_thresholds or self.task_type.always_tuned)
         for split in dev or self.dev:
             outputs = outputs_of(split.features)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.inference.model_task import read_model_task
 from bertsmith.model.heads import SpanPredictor
 from bertsmith.tasks.squad.answers import squad2_scores
 from bertsmith.tasks.squad.questions import Question, Questions
@@ -18,7 +19,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task_types.answers import AnswerQuestions
+from bertsmith.training.finetuning.task_types.answers import AnswerQuestions, answers_null
 from bertsmith.training.finetuning.task_types.base import ModelTask
 from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
@@ -154,6 +155,20 @@ def test_the_null_threshold_is_found_and_kept():
     assert measure(outputs, questions, own)[0] == ["c", "f", "c"]
     answerable = questions_of(("c d e", (0, 1)))
     assert tune(logits_for(answerable, places[:1], null=3.0), answerable, model_task()) == {}
+
+
+def test_what_training_knows_of_no_answer_holds_where_dev_has_none(tmp_path):
+    rows = cities(24, 3)
+    train = squad(tmp_path / "train.json", [*rows[:12], ("where", "wa wb", None)], version=2)
+    model = write_model(tmp_path / "model", [*FILLERS, *PLACES, "where"], max_positions=32)
+    dev = squad(tmp_path / "dev.json", rows[12:])
+    changes = {"learning_rate": 1e-9, "epochs": 1}
+    result = run(model, OWN, train, dev, tmp_path / "run", **changes)
+    assert result["thresholds"] == {"null_threshold": 0.0}
+    assert answers_null(read_model_task(tmp_path / "run"))
+    all_answered = squad(tmp_path / "all.json", rows[:12])
+    result = run(model, OWN, all_answered, dev, tmp_path / "other", **changes)
+    assert result["thresholds"] == {}
 
 
 @pytest.mark.parametrize(

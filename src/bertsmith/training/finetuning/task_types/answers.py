@@ -107,12 +107,17 @@ class AnswerQuestions(TaskType):
         place = np.where(is_inside, np.log(np.maximum(num_tokens, 1)), 0)
         return count_entropy(np.bincount(is_inside)) + float(place.mean())
 
+    def first_thresholds(self, train: Questions) -> dict[str, Any]:
+        """Null odds of 0 where the model learns of questions without an answer."""
+        return {} if train.has_answer.all() else {"null_threshold": 0.0}
+
     def tune(
         self, outputs: np.ndarray, features: Windows, data: Questions, model_task: ModelTask
     ) -> dict[str, Any]:
-        """The null odds above which there is no answer, by the main metric; {}: all have one."""
+        """The null odds above which there is no answer, by the main metric; the first thresholds
+        where all have one."""
         if data.has_answer.all():
-            return {}
+            return model_task.thresholds
         # only the candidate null and the best with a text matter
         found = _find(outputs, features, data, model_task, with_null=True, n_best=2)
         score = MEASURES[model_task.task.main_metric]

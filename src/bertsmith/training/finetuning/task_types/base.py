@@ -119,6 +119,10 @@ class TaskType:
 
     # --- outputs to answers
 
+    def first_thresholds(self, train: Any) -> dict[str, Any]:
+        """The thresholds before any are tuned, by the training data; {}: none."""
+        return {}
+
     def tune(
         self, outputs: np.ndarray, features: Any, data: Any, model_task: ModelTask
     ) -> dict[str, Any]:
