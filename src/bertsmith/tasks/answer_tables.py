@@ -139,8 +139,9 @@ def _answer_type(cells: Sequence[Any]) -> pyarrow.DataType:
     first = next((cell for cell in cells if cell is not None), None)
     if isinstance(first, list):
         return pyarrow.list_(pyarrow.string())
-    if isinstance(first, dict):
-        return pyarrow.struct([(name, pyarrow.float64()) for name in first])
+    if isinstance(first, dict):  # of options, whose names may differ
+        names = dict.fromkeys(name for cell in cells for name in cell or ())
+        return pyarrow.struct([(name, pyarrow.float64()) for name in names])
     return pyarrow.scalar(first).type
 
 

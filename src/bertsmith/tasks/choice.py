@@ -16,7 +16,7 @@ import numpy as np
 from bertsmith.tasks.examples import LabelledExamples, check_texts, read_task
 from bertsmith.tasks.features import Features, choice_windows, text_rows
 from bertsmith.tasks.labels import describe_balance, label_hint
-from bertsmith.tasks.task import EncodingSettings, Task
+from bertsmith.tasks.task import TASKS, EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -30,6 +30,7 @@ class ChoiceExamples(LabelledExamples):
     source: str
     lines: list[int]
     rows: list[dict[str, Any]] | None = None  # the full rows, to be written with an answer each
+    names: list[list[Any]] | None = None  # [N][n], the options' columns or keys, else their numbers
 
     @property
     def num_options(self) -> int:
@@ -72,11 +73,14 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
         cells = ["" if cell is None else cell for cell in columns[task.text_pair]]
         starts = check_texts(cells, task.text_pair, path, lines, may_be_empty=True)
         contexts = [f"{a} {b}".strip() for a, b in zip(contexts, starts, strict=True)]
-    options, labels = [], []
+    options, labels, names = [], [], []
     for row, line in enumerate(lines):
         cells, where = [columns[name][row] for name in task.options], f"{path}:{line}"
         found = _options(cells, task.options, where)
         options.append(list(found.values()))
+        # published data sets number their options, as lists do
+        has_names = task.name not in TASKS and not isinstance(cells[0], list)
+        names.append(list(found) if has_names else list(range(len(found))))
         if len(found) != len(options[0]):
             raise ValueError(
                 f"{where}: {len(found)} options, but the first row has {len(options[0])}:"
@@ -85,7 +89,7 @@ def read_choices(path: Path, task: Task, need_labels: bool = True) -> ChoiceExam
         if need_labels:
             labels.append(_label(columns[task.label][row], list(found), where, task))
     found_labels = np.array(labels, np.int64) if need_labels else None
-    return ChoiceExamples(contexts, options, found_labels, str(path), lines)
+    return ChoiceExamples(contexts, options, found_labels, str(path), lines, names=names)
 
 
 def _options(cells: list[Any], columns: Sequence[str], where: str) -> dict[str, str]:

@@ -119,6 +119,15 @@ def test_labels_that_a_tsv_cannot_hold_are_refused_before_the_work(tmp_path, kin
         of.answer_table(data, tmp_path / "out.tsv", asked)
 
 
+def test_labels_that_hold_the_separator_are_refused_before_the_work(tmp_path):
+    of, asked = MultiLabel(), asked_of("multilabel", names=("sea; lake", "war"))
+    data = of.read_input(str(write(tmp_path / "new.csv", ["plot", "a"])), asked)
+    of.answer_table(data, tmp_path / "out.jsonl", asked)
+    for name in ("out.csv", "out.tsv", "out.txt"):
+        with pytest.raises(ValueError, match=r"label 'sea; lake' holds ';', .* in \.jsonl"):
+            of.answer_table(data, tmp_path / name, asked)
+
+
 # --- scores ------------------------------------------------------------------------------------
 
 REGRESS, NUMBERS = Regress(), own_task("regress", "text", None, "label")
@@ -413,7 +422,8 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     assert (tmp_path / "out.txt").read_text() == "1\n0\n"
 
     # a column of its own would have its tab escaped
-    listed = replace(data, rows=[{"text": "a", "endings": ["b", "c\td"]}], options=[["b", "c\td"]])
+    rows = [{"text": "a", "endings": ["b", "c\td"]}]
+    listed = replace(data, rows=rows, options=[["b", "c\td"]], names=[[0, 1]])
     for rows, name, message in (
         (data, "out.tsv", "row 1: 'ending1' holds a tab or a line break"),
         (listed, "out.tsv", "row 1: 'option 1' holds a tab or a line break"),
@@ -421,6 +431,43 @@ def test_what_is_predicted_stands_behind_the_rows(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             CHOICE.check_output(rows, tmp_path / name, of_swag)
+
+
+NAMED_COLUMNS = own_task("choice", "text", None, "right", options=("1", "2"))
+NAMED_KEYS = own_task("choice", "text", None, "right", options=("of",))
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "names"),
+    [
+        (NAMED_COLUMNS, [{"1": "b", "2": "c", "right": "2"}, {"2": "d", "1": "a", "right": "1"}],
+         [["1", "2"], ["1", "2"]]),
+        (NAMED_KEYS, [{"of": {"A": "b", "B": "c"}, "right": "B"},
+                      {"of": {"2": "d", "1": "a"}, "right": "2"}], [["A", "B"], ["2", "1"]]),
+    ],
+    ids=["columns", "keys"],
+)  # fmt: skip
+def test_options_with_names_are_answered_by_these(tmp_path, task, rows, names):
+    """What is written is read again as the same answers."""
+    text = "".join(json.dumps({"text": "a", **row}) + "\n" for row in rows)
+    asked, new = model_task(task), write(tmp_path / "new.jsonl", text)
+    data, out = CHOICE.read_input(str(new), asked), tmp_path / "out.jsonl"
+    shares = np.array([[0.25, 0.75], [0.75, 0.25]], np.float32)
+    found = Labelled(np.array([1, 0]), shares)
+    CHOICE.check_output(data, out, asked)
+    CHOICE.write_answers(out, found, data, asked)
+    lines = read_rows(out)
+    assert [line["predicted_right"] for line in lines] == [line["right"] for line in rows]
+    assert [line["probabilities"] for line in lines] == [
+        dict(zip(row, of, strict=True)) for row, of in zip(names, shares.tolist(), strict=True)
+    ]
+    again = CHOICE.read(out, replace(task, label="predicted_right"))
+    assert again.labels.tolist() == found.predicted.tolist()
+    CHOICE.write_answers(tmp_path / "out.parquet", found, data, asked)
+    stored = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    for line, row in zip(lines, stored, strict=True):
+        held = {name: share for name, share in row["probabilities"].items() if share is not None}
+        assert held == line["probabilities"]
 
 
 def test_what_predict_reads(tmp_path):

@@ -267,6 +267,16 @@ class MultiLabel(TextType):
             for has, row in zip(answers.predicted, answers.probabilities.tolist(), strict=True)
         ]
 
+    def answer_table(self, first: Examples, out: Path, model_task: ModelTask) -> AnswerTable:
+        table, separator = super().answer_table(first, out, model_task), model_task.task.separator
+        held = [name for name in model_task.label_names if separator in name]
+        if held and not table.format.is_nested:
+            raise ValueError(
+                f"{out}: label '{held[0]}' holds {separator!r}, which stands between labels: end"
+                " `out` in .jsonl, or train with another `separator`"
+            )
+        return table
+
     def columns(self, out: Path, model_task: ModelTask) -> list[str]:
         more = ["probabilities"]
         if not format_of(out).is_nested:
@@ -331,20 +341,24 @@ class Choice(LabelType):
 
     def check_output(self, data: ChoiceExamples, out: Path, model_task: ModelTask) -> None:
         answer_names(data.rows or [], self.columns(out, model_task), out)
-        # options of a list are written by themselves
-        rows = [{f"option {k}": text for k, text in enumerate(row)} for row in data.options]
-        check_cells(out, rows)
+        assert data.names is not None
+        # options of a list or mapping are written by themselves
+        named = (zip(*row, strict=True) for row in zip(data.names, data.options, strict=True))
+        check_cells(out, [{f"option {name}": text for name, text in row} for row in named])
 
     def write_answers(
         self, out: Path, answers: Labelled, data: ChoiceExamples, model_task: ModelTask
     ) -> None:
-        """Write the rows again with the option's number and text at the end; if nested also the
-        probabilities of all options by their numbers."""
-        assert data.rows is not None and answers.probabilities is not None
+        """Write the rows again with the option's name and text at the end; if nested also the
+        probabilities of all options by their names."""
+        assert data.rows is not None and data.names is not None
+        assert answers.probabilities is not None
         columns, found = self.columns(out, model_task), []
-        rows = zip(answers.predicted, data.options, answers.probabilities.tolist(), strict=True)
-        for choice, options, row in rows:
-            values = int(choice), options[choice], row[choice], dict(enumerate(row))
+        shares = answers.probabilities.tolist()
+        rows = zip(answers.predicted, data.names, data.options, shares, strict=True)
+        for choice, names, options, row in rows:
+            by_name = dict(zip(names, row, strict=True))
+            values = names[choice], options[choice], row[choice], by_name
             found.append(dict(zip(columns, map(rounded, values), strict=False)))
         write_rows(data.rows, found, out, data.source)
 
