@@ -274,6 +274,13 @@ def test_a_misspelt_folder_is_told_the_one_beside_it(hub, ask, tmp_path, monkeyp
     assert line == f"FileNotFoundError: twoo: no folder here (did you mean 'two'?), {why}"
 
 
+def test_an_empty_name_is_not_the_current_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert open_model_folder(".") == Path()
+    with pytest.raises(ValueError, match="^model '': name a folder or a model of the hub"):
+        open_model_folder("")
+
+
 def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch):
     assert open_model_folder(folder) == open_model_folder(str(folder)) == folder
     RunFolder(tmp_path / "run").write_settings({"kind": "pretrain"})

@@ -309,6 +309,20 @@ def test_choose_needs_no_columns_of_options(runs, tmp_path):
             lambda: bertsmith.finetune("tag", data="no", model="no", out="o", pool="mean"),
             "`pool`: without effect on a task of kind 'tag'",
         ),
+        (lambda: bertsmith.load(""), "load(): model = '': expected a path; the current folder is"),
+        (lambda: bertsmith.pretrain("", "o"), "pretrain(): corpus = '': expected a path"),
+        (
+            lambda: bertsmith.finetune("classify", data="d", model="m", out=""),
+            "finetune(): out = '': expected a path; the current folder is '.'",
+        ),
+        (
+            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", dev=""),
+            "finetune(): dev = '': expected a path",
+        ),
+        (
+            lambda: bertsmith.finetune("tag", data="d", model="m", out="o", seeds=np.int64(-3)),
+            "`seeds='-3'`: write 1,2,3 or 1..3",
+        ),
         (lambda: bertsmith.pretrain("s", "o", stepz=3), "did you mean 'steps'?"),
         (lambda: bertsmith.pretrain("s", "o", steps="x"), "pretrain(): steps = 'x': expected a wh"),
         (lambda: bertsmith.pretrain("s", "o", dropout=2.0), "`dropout=2.0`: must be in [0, 1)"),

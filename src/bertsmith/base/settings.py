@@ -218,6 +218,8 @@ def to_mapping(settings: Any) -> dict[str, Any]:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, str) and not value and Path in (hint, *parts):
+        raise ValueError(f"{where} = '': expected a path; the current folder is '.'")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where)  # type: ignore[arg-type]
     if origin is tuple and dataclasses.is_dataclass(parts[0]) and _fits(hint, value):

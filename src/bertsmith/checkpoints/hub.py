@@ -44,6 +44,8 @@ def open_model_folder(name: str | Path) -> Path:
     Errors: ValueError for no such folder, model or revision, or one that is not for everybody;
     FileNotFoundError when the hub cannot be reached and its cache does not have the whole model.
     """
+    if not str(name):
+        raise ValueError("model '': name a folder or a model of the hub; the current folder is '.'")
     folder = Path(name)
     if folder.is_dir():
         if not (folder / CONFIG_FILE).exists() and (folder / "run.json").exists():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -91,7 +92,7 @@ def finetune(
     Errors: ValueError for anything that cannot be, before training where it can be known;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError when no seed came to its end.
     """
-    if not isinstance(seeds, int | str):
+    if not isinstance(seeds, Integral | str):
         seeds = ",".join(map(str, seeds))
     values = {"task": task, "data": data, "model": str(model), "out": out, "seeds": str(seeds)}
     with_given = {**values, **settings, "given": tuple(settings)}

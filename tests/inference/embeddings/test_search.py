@@ -123,8 +123,12 @@ def test_what_is_asked_must_fit(monkeypatch):
         (made(2, 8), 1, r"queries \[2, 8\], vectors \[6, 24\]: not of one size"),
         (np.full((1, 24), np.nan), 1, "queries: a number of them is NaN or infinite"),
         (made(2, 24), 0, "`top=0`: 1 or more"),
+        (made(2, 24), 1.5, r"search\(\): top = 1.5: expected a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
             search(vectors, queries, top)
+    with pytest.raises(ValueError, match=r"search\(\): vectors = \[\[1.0\]\]: expected a text, a p"):
+        search([[1.0]], [1.0])
+    assert search(vectors, [[1.0] * 24]).rows.shape == (1, 6)
     with pytest.raises(ValueError, match="expected floats"):
         search(np.ones((3, 24), int), made(2, 24))

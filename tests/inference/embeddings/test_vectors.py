@@ -84,7 +84,10 @@ def test_int8_and_bits_are_those_of_sentence_transformers(dimensions):
 @pytest.mark.parametrize(
     ("vectors", "kind", "ranges", "message"),
     [
-        (np.ones((3, 4)), "uint4", None, "`quantize='uint4'`: known are int8, binary"),
+        (np.ones((3, 4)), "uint4", None, r"quantize\(\): kind = 'uint4': expected int8 or binary"),
+        ([[1.0, 2.0]], "int8", None, r"quantize\(\): vectors = .*: expected ndarray"),
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), "int8", None, "vectors: row 1 holds NaN"),
+        (np.array([[1.0, np.inf], [2.0, 1.0]]), "binary", None, "vectors: row 0 holds NaN"),
         (np.ones((3, 4), int), "binary", None, "vectors of int64"),
         (np.ones((1, 4)), "int8", None, "the ranges of one vector say nothing"),
         (np.ones((3, 4)), "int8", np.ones((2, 5)), r"ranges \[2, 5\]: expected"),

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.base.settings import checked
 from bertsmith.inference.embeddings.vector_files import (
     Block,
     HeldVectors,
@@ -42,9 +43,10 @@ class Found:
     """float32 [Q, K], cosines; that of a vector of length 0 is 0."""
 
 
+@checked()
 def search(
     vectors: str | Path | np.ndarray,
-    queries: np.ndarray,
+    queries: np.ndarray | Sequence[Any],
     top: int = 10,
     on_rows: Callable[[int], None] | None = None,
 ) -> Found:

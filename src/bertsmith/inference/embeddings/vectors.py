@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
+from bertsmith.base.settings import checked
 from bertsmith.inference.embeddings.vector_files import VectorFile
 
 FLAT = 1e-9  # a direction with less of the largest variance is rounding, not text
@@ -84,6 +85,7 @@ Narrow = Literal["int8", "binary"]
 ROWS = 65_536  # narrowed at once
 
 
+@checked()
 def quantize(vectors: np.ndarray, kind: Narrow, ranges: np.ndarray | None = None) -> np.ndarray:
     """Narrow float vectors [N, D] to int8 [N, D], or to bits, int8 [N, ceil(D / 8)].
 
@@ -96,14 +98,16 @@ def quantize(vectors: np.ndarray, kind: Narrow, ranges: np.ndarray | None = None
     >>> quantize(np.array([[0.5, -1.0, 2.0]]), "binary").tolist()
     [[32]]
 
-    Errors: ValueError for other arrays, ranges of another size, and int8 of one vector without.
+    Errors: ValueError for other arrays, numbers that are not finite, ranges of another size, and
+    int8 of one vector without.
     """
-    if kind not in get_args(Narrow):
-        raise ValueError(f"`quantize={kind!r}`: known are {', '.join(get_args(Narrow))}")
     if vectors.ndim != 2 or vectors.dtype.kind != "f":
         raise ValueError(
             f"vectors of {vectors.dtype} {list(vectors.shape)}: expected floats [N, D]"
         )
+    if not (finite := np.isfinite(vectors)).all():
+        row = int(finite.all(axis=1).argmin())
+        raise ValueError(f"vectors: row {row} holds NaN or infinity: leave it out")
     if kind == "binary":
         return (np.packbits(vectors > 0, axis=1) ^ 0x80).view(np.int8)
     check_ranges(ranges, vectors.shape[1], len(vectors))
