@@ -106,6 +106,7 @@ def test_flags_that_do_not_go_together_are_refused_before_anything_is_read(
 
 NO_ANSWERS = "--max-answer-length: without effect on a task of kind 'classify'"
 NO_WINDOWS = "--doc-stride, --pool: only with --long-texts windows"
+ONE_TEXT = "--both-orders: without effect on single texts: leave it out"
 NO_LOGITS = "--temperature: without effect on a task of kind 'regress'"
 
 
@@ -115,6 +116,8 @@ NO_LOGITS = "--temperature: without effect on a task of kind 'regress'"
         ("classify", "--max-answer-length 9 --doc-stride 9", NO_ANSWERS),
         ("classify", "--doc-stride 9 --pool max", NO_WINDOWS),
         ("regress", "--teacher t --temperature 2", NO_LOGITS),
+        ("classify", "--both-orders on", ONE_TEXT),
+        ("cola", "--both-orders on", ONE_TEXT),
     ],
 )
 def test_flags_without_effect_on_the_task(toy_files, model_folder, tmp_path, task, flags, message):

@@ -194,7 +194,10 @@ def check_flags(request: Request) -> None:
     Errors: ValueError that names them.
     """
     parse_seeds(request.seeds)
-    check_task_type(request, make_task(request).task_type)
+    task = make_task(request)
+    check_task_type(request, task.task_type)
+    if task.text_pair is None and request.both_orders == "on":
+        raise ValueError("`both_orders`: without effect on single texts: leave it out")
     search, given = request.search, request.given
     space = search.space
     if fixed := [name for name in space if name in given]:
