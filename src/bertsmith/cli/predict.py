@@ -169,6 +169,7 @@ def run_predict(settings: Predict) -> None:
     from bertsmith.tasks.answer_files import is_lines, no_columns
     from bertsmith.tasks.examples import empty_note
     from bertsmith.tasks.features import long_note
+    from bertsmith.training.finetuning.task_types.base import check_columns
     from bertsmith.training.finetuning.task_types.texts import TextType
 
     if settings.submission:
@@ -176,12 +177,14 @@ def run_predict(settings: Predict) -> None:
     else:
         check_outputs([Path(settings.input)], {"--out": settings.out})
     models = [settings.load(name) for name in (settings.run, *settings.ensemble)]
+    columns = {"text": settings.text, "text_pair": settings.text_pair}
     for model in models:
-        columns = {"text": settings.text, "text_pair": settings.text_pair}
         model.model_task = read_model_task(model.folder, **columns)
     models[0].model_task = model_task = common_model_task(models[0], models[1:])
     if settings.text is not None and is_lines(settings.input, model_task.task):
         raise no_columns(settings.input, settings.text)
+    columns = {"text": settings.text, "text_pair": settings.text_pair}
+    check_columns(models[0].task_type, model_task.task, [Path(settings.input)], columns)
     if not isinstance(models[0].task_type, TextType) or settings.submission:
         answer_whole(models, settings)
         return

@@ -15,7 +15,7 @@ from bertsmith.inference.predictor import Predictor, load
 from bertsmith.tasks.examples import single_file
 from bertsmith.tasks.task import Task
 from bertsmith.training.finetuning.request import check_reads
-from bertsmith.training.finetuning.task_types.base import TaskType
+from bertsmith.training.finetuning.task_types.base import TaskType, check_columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,6 +81,7 @@ def evaluate_files(
         check_reads(task.task_type, "skip_unlabelled")
         task = replace(task, skip_unlabelled=True)
     files = find_evaluation_files(task_type, task, data)
+    check_columns(task_type, task, [*files.values()], columns)
     sets = {
         split: task_type.read(file, task, model_task.label_names) for split, file in files.items()
     }

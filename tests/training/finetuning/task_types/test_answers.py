@@ -24,7 +24,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask
 from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer
 
-from ....tiny import write, write_model
+from ....tiny import refused, write, write_model
 from .files import read_rows, squad
 
 KIND = AnswerQuestions()
@@ -166,6 +166,11 @@ def test_what_training_knows_of_no_answer_holds_where_dev_has_none(tmp_path):
     result = run(model, OWN, train, dev, tmp_path / "run", **changes)
     assert result["thresholds"] == {"null_threshold": 0.0}
     assert answers_null(read_model_task(tmp_path / "run"))
+    words = ("predict", tmp_path / "run", dev, "--out", tmp_path / "out.json")
+    line = refused(*words, "--text", "ask")
+    assert f"--text ask: {dev} is no table and has no column 'ask': leave --text out" in line
+    line = refused("evaluate", tmp_path / "run", "--data", dev, "--label", "right")
+    assert f"--label right: {dev} is no table" in line
     all_answered = squad(tmp_path / "all.json", rows[:12])
     result = run(model, OWN, all_answered, dev, tmp_path / "other", **changes)
     assert result["thresholds"] == {}

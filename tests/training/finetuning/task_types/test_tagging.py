@@ -17,7 +17,11 @@ from bertsmith.tasks.tagging.features import IGNORED
 from bertsmith.tasks.task import EncodingSettings, find_task, own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.settings import FinetuneSettings
-from bertsmith.training.finetuning.task_types.base import ModelTask, balanced_weights
+from bertsmith.training.finetuning.task_types.base import (
+    ModelTask,
+    balanced_weights,
+    check_columns,
+)
 from bertsmith.training.finetuning.task_types.losses import LOSSES, Objective
 from bertsmith.training.finetuning.task_types.tagging import Tag, Tagged
 from bertsmith.training.finetuning.trainer import InitialModel
@@ -51,6 +55,20 @@ def read_input(path, content, model_task=PURPOSE):
 
 def tagged(*tags):
     return Tagged(list(tags), np.ones(len(tags), np.float32))
+
+
+def test_columns_named_for_conll_are_refused(tmp_path, model_folder):
+    corpus = write_corpus(tmp_path / "corpus")
+    words = ("--model", model_folder, "--out", tmp_path / "run", "--text", "foo")
+    line = refused("finetune", "tag", "--data", corpus, *words)
+    assert f"--text foo: {corpus / 'train.conll'} is no table and has no column 'foo'" in line
+    task = own_task("tag", "words", None, "tags")
+    named = write(tmp_path / "a.tsv", "words\ttags\nann\tO\n")
+    unnamed = write(tmp_path / "b.tsv", "ann\tO\n")
+    assert KIND.has_columns(named, task) and not KIND.has_columns(unnamed, task)
+    assert all(KIND.has_columns(tmp_path / name, task) for name in ("a.csv", "a.jsonl"))
+    check_columns(KIND, task, [unnamed, named], {"text": "words", "label": None})
+    check_columns(KIND, task, [unnamed], {"text": None})
 
 
 def test_answers_metrics_and_records(tmp_path, tokenizer):

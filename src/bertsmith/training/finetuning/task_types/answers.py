@@ -65,6 +65,9 @@ class AnswerQuestions(TaskType):
     def is_labelled(self, path: Path, task: Task) -> bool:
         return has_answers(path) if is_json(path) else super().is_labelled(path, task)
 
+    def has_columns(self, path: Path, task: Task) -> bool:
+        return not is_json(path)
+
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Questions:
         """Read SQuAD's or TriviaQA's JSON, else columns; warn of problems in a training file."""
         questions = read_questions(path) if is_json(path) else read_question_rows(path, task)

@@ -7,7 +7,7 @@ reports have tables by its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +76,10 @@ class TaskType:
     def is_labelled(self, path: Path, task: Task) -> bool:
         """True for a file that may have labels."""
         return is_labelled(path, task)
+
+    def has_columns(self, path: Path, task: Task) -> bool:
+        """True for a file whose columns have names."""
+        return True
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Any:
         """Read a file's examples; None: a training set, which defines the labels."""
@@ -189,6 +193,19 @@ def read_data(
         "data_sha256": {name: digest(path) for name, path in read.items()},
     }
     return train, sets, described
+
+
+def check_columns(
+    task_type: TaskType, task: Task, files: Sequence[Path], columns: Mapping[str, str | None]
+) -> None:
+    """Refuse columns that are named (not None) where no file has any. Errors: ValueError."""
+    given = {name: column for name, column in columns.items() if column is not None}
+    if given and not any(task_type.has_columns(file, task) for file in files):
+        name, column = next(iter(given.items()))
+        raise ValueError(
+            f"`{name}={column!r}`: {files[0]} is no table and has no column '{column}': leave"
+            f" `{name}` out"
+        )
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:
