@@ -146,6 +146,7 @@ def test_embed_refuses_before_it_computes(monkeypatch, tmp_path, folder, texts):
         ("--dimensions 9", "--dimensions 9: the model's vectors have 1 to 8"),
         ("--whiten input", "4 texts span 3 of 8 directions"),
         ("--max-length 25", "--max-length 25: the model reads 3 to 24"),
+        ("--max-length 0", "--max-length 0: the model reads 3 to 24"),
     ],
 )
 def test_embed_refuses_in_one_line(tmp_path, folder, texts, flags, message):
@@ -211,6 +212,11 @@ def test_search_refuses_in_one_line(tmp_path, folder, texts):
     assert "QUERY, --queries: give one of them" in refused(*search)
     assert "QUERY, --queries: give one of them" in refused(*search, "bad", "--queries", texts)
     assert "missing --model: it turns texts into vectors" in refused(*search, "bad")
+    alone = ("bad", "--model", folder, "--text", "t")
+    for flags in (alone, (*alone, "--texts", texts), ("--queries", texts, *alone[1:])):
+        assert "--text t: no table is read: leave it out" in refused(*search, *flags)
+    line = refused(*search, "--queries", out, "--model", folder, "--prompt", "query: ")
+    assert "--model, --prompt: without effect: " in line and "out.npy has vectors" in line
     assert "few.txt: 2 texts, but" in refused(*search, "bad", "--texts", few)
     line = refused(*search, "bad", "--model", folder)
     assert "queries [1, 8], vectors [4, 3]: not of one size" in line

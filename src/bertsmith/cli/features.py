@@ -238,10 +238,12 @@ class EmbedTrain(ContrastiveSettings):
     """File of pairs under the same columns, with a similarity each."""
     score: str | None = None
     """Its column of the similarity. Default: score."""
+    given: Annotated[tuple[str, ...], Hidden] = ()
 
 
 def run_embed_train(settings: EmbedTrain) -> None:
     from bertsmith.checkpoints.hub import open_model_folder
+    from bertsmith.inference.embeddings.start import as_the_start
     from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
 
     if settings.dev is None and settings.score is not None:
@@ -253,7 +255,10 @@ def run_embed_train(settings: EmbedTrain) -> None:
     if settings.dev is not None:
         dev = read_pairs(settings.dev, settings.text, settings.text_pair, settings.score or "score")
     own, command = group_values(settings, ContrastiveSettings), ["bertsmith", *sys.argv[1:]]
-    result = train_sentence_vectors(start, pairs, dev, settings.out, own, command=command)
+    own, way, kept = as_the_start(start, own, settings.given)
+    if way:
+        print(f"{start}: {way}", file=sys.stderr)
+    result = train_sentence_vectors(start, pairs, dev, settings.out, own, command, kept)
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
     print(f"{settings.out}: trained on {len(pairs):,} pairs")
@@ -303,6 +308,7 @@ def run_search(settings: Search) -> None:
 
     if (settings.query is None) == (settings.queries is None):
         raise ValueError("QUERY, --queries: give one of them")
+    _check_search(settings)
     stored, shown = StoredVectors(settings.vectors), None
     if settings.texts is not None:
         column = None if is_text(settings.texts) else settings.text
@@ -326,6 +332,20 @@ def run_search(settings: Search) -> None:
         print(name)
         for hit in hits:
             print(f"  {hit['score']:.4f}  {hit.get('text', hit['row'])}")
+
+
+def _check_search(settings: Search) -> None:
+    """Refuse flags that nothing reads. Errors: ValueError."""
+    from bertsmith.tasks.answer_files import is_text
+
+    has_vectors = settings.queries is not None and settings.queries.suffix == ".npy"
+    unread = [f"--{name}" for name in ("model", "prompt") if getattr(settings, name) is not None]
+    if has_vectors and unread:
+        unread_here = f"without effect: {settings.queries} has vectors: leave it out"
+        raise ValueError(f"{', '.join(unread)}: {unread_here}")
+    files = [settings.texts, None if has_vectors else settings.queries]
+    if settings.text is not None and all(file is None or is_text(file) for file in files):
+        raise ValueError(f"--text {settings.text}: no table is read: leave it out")
 
 
 def _queries(settings: Search) -> tuple[list[str], np.ndarray]:

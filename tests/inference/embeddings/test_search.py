@@ -127,7 +127,9 @@ def test_what_is_asked_must_fit(monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             search(vectors, queries, top)
-    with pytest.raises(ValueError, match=r"search\(\): vectors = \[\[1.0\]\]: expected a text, a p"):
+    with pytest.raises(
+        ValueError, match=r"search\(\): vectors = \[\[1.0\]\]: expected a text, a p"
+    ):
         search([[1.0]], [1.0])
     assert search(vectors, [[1.0] * 24]).rows.shape == (1, 6)
     with pytest.raises(ValueError, match="expected floats"):

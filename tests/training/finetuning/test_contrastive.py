@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import bertsmith
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning
+from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning, training_of
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
@@ -23,17 +24,19 @@ from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 from bertsmith.training.engine import Engine
 from bertsmith.training.finetuning.contrastive import (
     Contrastive,
+    Kept,
     PairFeatures,
     Pairs,
     ranking_loss,
     read_pairs,
+    write_pooling,
 )
 from bertsmith.training.finetuning.hidden_states import pooled
 from bertsmith.training.finetuning.settings import ContrastiveSettings
 from bertsmith.training.loop.log import read_log
 
 from ...tiny import bertsmith as command
-from ...tiny import refused, write
+from ...tiny import cli, refused, write
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 FRENCH = ["un", "deux", "trois", "quatre", "cinq", "sixte", "sept", "huit"]
@@ -221,6 +224,32 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
     for each in words:
         command(*each[1:])
     assert len(np.load("vectors.npy")) == 2 and (out / "report.html").exists()
+
+
+def test_a_start_with_vectors_keeps_its_way(tmp_path, folder, data):
+    start, words = shutil.copytree(folder, tmp_path / "start"), train_words("start", data, "out")
+    kept = Kept({"number": "one ", "other": "two "}, "number", normalize=True)
+    write_pooling(start, ContrastiveSettings(pool="cls", max_length=10), 32, kept)
+    words = [*words[: words.index("--max-length")], "--threads", 1, "--precision", "float32"]
+    words[words.index("--model") + 1] = start
+    ran = cli(*words, "--out", tmp_path / "out")
+    assert ran.code == 0
+    assert "start: the vector at [CLS], of at most 10 tokens, 'one ' before every text" in ran.err
+    before, after = training_of(start), training_of(tmp_path / "out")
+    assert replace(after, folder=start) == before and after.prompts == kept.prompts
+    command(*words, "--out", tmp_path / "other", "--pool", "mean", "--max-length", 8)
+    other = training_of(tmp_path / "other")
+    assert (other.pool, other.max_length, other.prompt) == ("mean", 8, "one ")
+    modules = json.loads((start / "modules.json").read_text())
+    modules[2] |= {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    write(start / "modules.json", json.dumps(modules))
+    line = refused(*words, "--out", tmp_path / "third")
+    assert "start: its vectors have layers after the pooling (2_Dense), which are not tr" in line
+
+
+def test_the_default_prompt_of_the_start_stands_before_every_text():
+    pairs = Pairs(["one"], ["un"], None, "made").behind("two ")
+    assert (pairs.firsts, pairs.seconds) == (["two one"], ["two un"])
 
 
 @pytest.mark.parametrize(

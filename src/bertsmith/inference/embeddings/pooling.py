@@ -123,7 +123,7 @@ def pooling_settings(
         pool = cast(Pool, trained.pool or "mean")
     return PoolingSettings(
         pool,
-        max_length or trained.max_length,
+        trained.max_length if max_length is None else max_length,
         trained.prompt if prompt is None else _prompt_text(prompt, trained.prompts, folder),
         trained.pools_prompt,
         trained.normalize if normalize is None else normalize,

@@ -86,7 +86,8 @@ def text_rows(
     tokenizer: Tokenizer, texts: Sequence[str], pooling: PoolingSettings, positions: int
 ) -> TextRows:
     """The rows that a model with so many positions reads. Errors: ValueError as `embed`."""
-    max_length, prompt = pooling.max_length or positions, pooling.prompt
+    max_length = positions if pooling.max_length is None else pooling.max_length
+    prompt = pooling.prompt
     if not 3 <= max_length <= positions:
         raise ValueError(f"`max_length={max_length}`: the model reads 3 to {positions} tokens")
     if pooling.lowercase and not tokenizer.normalization.lowercase:

@@ -12,8 +12,8 @@ how many cores there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,23 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.firsts)
+
+    def behind(self, prompt: str) -> Pairs:
+        """The same with a prompt before every text."""
+        firsts, seconds = ([prompt + text for text in of] for of in (self.firsts, self.seconds))
+        return replace(self, firsts=firsts, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What belongs to the vectors of the start besides pooling and length, and stays."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by name."""
+    default_prompt: str | None = None
+    """The name of the one before every text, in training too."""
+    normalize: bool = False
+    """Vectors have length 1."""
 
 
 def read_pairs(path: Path, text: str, text_pair: str, score: str | None = None) -> Pairs:
@@ -190,6 +207,7 @@ def train_sentence_vectors(
     out: Path,
     settings: ContrastiveSettings,
     command: Sequence[str] = (),
+    kept: Kept = Kept(),
 ) -> dict[str, Any]:
     """Train the encoder of the folder `start` on pairs; `out` gets the model, its log and result.
 
@@ -211,8 +229,9 @@ def train_sentence_vectors(
     check_pool(settings.pool, model.config.causal)
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     tokenizer = load_tokenizer(start)
-    rows = PairFeatures.of(tokenizer, pairs, settings.max_length)
-    scored = None if dev is None else PairFeatures.of(tokenizer, dev, settings.max_length)
+    prompt, length = kept.prompts.get(kept.default_prompt or "", ""), settings.max_length
+    rows = PairFeatures.of(tokenizer, pairs.behind(prompt), length)
+    scored = None if dev is None else PairFeatures.of(tokenizer, dev.behind(prompt), length)
     task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
     peak = measure_peak(engine)
     described = to_mapping(settings) | engine.settings() | _described(start, pairs, dev)
@@ -233,7 +252,7 @@ def train_sentence_vectors(
         before = task.evaluate()
         optimizer = build_optimizer(model, "adamw", settings.learning_rate, settings.weight_decay)
         after = fit(task, optimizer, loop, engine, run.path)
-        write_pooling(run.path, settings, model.config.hidden_size)
+        write_pooling(run.path, settings, model.config.hidden_size, kept)
         save_model(model, tokenizer, run.path, exclude=loaded.missing)
         result = {
             "metrics": after,
@@ -246,14 +265,18 @@ def train_sentence_vectors(
         return result
 
 
-def write_pooling(folder: Path, settings: ContrastiveSettings, hidden_size: int) -> None:
+def write_pooling(
+    folder: Path, settings: ContrastiveSettings, hidden_size: int, kept: Kept = Kept()
+) -> None:
     """Write the files by which sentence-transformers and `embed` make a folder's vectors.
 
     The names are its old ones, which all its versions and other servers read.
     """
+    parts = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    parts += [("Normalize", "2_Normalize")] * kept.normalize
     modules = [
         {"idx": k, "name": str(k), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for k, (kind, path) in enumerate([("Transformer", ""), ("Pooling", "1_Pooling")])
+        for k, (kind, path) in enumerate(parts)
     ]
     pooling = {
         "word_embedding_dimension": hidden_size,
@@ -262,7 +285,11 @@ def write_pooling(folder: Path, settings: ContrastiveSettings, hidden_size: int)
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    prompts = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    prompts = {
+        "prompts": dict(kept.prompts),
+        "default_prompt_name": kept.default_prompt,
+        "similarity_fn_name": "cosine",
+    }
     length = {"max_seq_length": settings.max_length, "do_lower_case": False}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     write_json(folder / "sentence_bert_config.json", length)

@@ -294,10 +294,11 @@ class ContrastiveSettings(Machine, Optimization):
     scale: Annotated[float, Positive, Advanced] = 20.0
     """What cosines are multiplied with before the softmax: 1 / temperature."""
     pool: Literal["mean", "cls"] = "mean"
+    """Mean of the tokens, or the vector at [CLS]. A model trained for similarity keeps its own."""
     learning_rate: Annotated[float, Positive, Alias("--lr")] = 5e-5
     """Peak learning rate."""
     max_length: int = 128
-    """Tokens of a text; longer ones are cut."""
+    """Tokens of a text; longer ones are cut. A model trained for similarity keeps its own."""
     seed: Annotated[int, Seed] = 1
 
     def __post_init__(self) -> None:
