@@ -183,6 +183,13 @@ def test_bad_input_is_named(tmp_path, name, content, message):
         read_rows(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["in", "in.csv", "in.txt"])
+def test_a_folder_as_input_is_said(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with refused(match=rf"{name}: no such file \(it is a folder: name a file in it\)$"):
+        read_rows(tmp_path / name)
+
+
 def test_answers_never_replace_a_column(tmp_path):
     rows = [{"text": "a", "label": "1", "probabilities": None}]
     assert answer_names(rows, list(ANSWERS[0]), tmp_path / "out.jsonl") == {
