@@ -158,6 +158,25 @@ def test_find_file(tmp_path):
         find_evaluation_files(OWN, tmp_path / "empty")
 
 
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        (OWN, "dev.csv.gz"),
+        (OWN, "val.jsonl.zst"),
+        (own_task("tag", "tokens", None, "tags"), "dev.conll.bz2"),
+        (own_task("answer", "question", "context", "answers"), "dev.json.zst"),
+        (find_task("mnli"), "dev_matched.tsv.xz"),
+    ],
+)
+def test_packed_files_of_a_folder_are_found(tmp_path, task, name):
+    (tmp_path / "dev.parquet.gz").touch()  # cannot be read
+    assert find_file(task, tmp_path, "dev") is None
+    packed = write(tmp_path / name, "")
+    assert find_file(task, tmp_path, "dev") == packed
+    plain = write(tmp_path / name.rpartition(".")[0], "")
+    assert find_file(task, tmp_path, "dev") == plain
+
+
 UNLABELLED = [  # without the column 'label', or with nothing in it
     ("test.csv", "text,id\na,1\n"),
     ("test.tsv", "text\na\n"),

@@ -21,6 +21,7 @@ from bertsmith.tasks.labels import (
 )
 from bertsmith.tasks.task import OTHER_NAMES, OWN_KINDS, Task
 from bertsmith.text.readers.columnar import class_names
+from bertsmith.text.readers.files import COMPRESSIONS
 from bertsmith.text.readers.tables import (
     COLUMNAR_SUFFIXES,
     SUFFIXES,
@@ -132,7 +133,8 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
 
     In a folder the data set's own file names come first, then SPLIT.csv, .tsv, .jsonl, .parquet,
     .arrow ("validation", "valid" and "val" are names for dev too), then HUGGING_FACE, as a path
-    with a `*`. A file, or the folder of one saved split, is the training set and nothing else.
+    with a `*`; files of text may be packed. A file, or the folder of one saved split, is the
+    training set and nothing else.
 
     Errors: ValueError when `data` does not exist or has no training file.
     """
@@ -147,10 +149,11 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
         *(pattern.format(stem) for stem in stems for pattern in HUGGING_FACE),
     ]
     for name in names:
-        if parts(data / name):
-            return data / name
+        for packed in ("",) if name.endswith(COLUMNAR_SUFFIXES) else ("", *COMPRESSIONS):
+            if parts(data / f"{name}{packed}"):
+                return data / f"{name}{packed}"
     if split == "train":
-        looked = ", ".join(dict.fromkeys(names))
+        looked = f"{', '.join(dict.fromkeys(names))} (text also with {', '.join(COMPRESSIONS)})"
         raise ValueError(f"{data}: no training file (`data`); looked for {looked}")
     return None
 

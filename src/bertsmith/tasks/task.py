@@ -233,8 +233,8 @@ OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is ca
 
 
 def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
-    """SQuAD's names for the versions in them, packed or not."""
-    ends = [f"{version}.json{packed}" for version in versions for packed in ("", ".xz", ".gz")]
+    """SQuAD's names for the versions in them."""
+    ends = [f"{version}.json" for version in versions]
     stems = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
     return {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
 
