@@ -49,7 +49,7 @@ def test_the_start_of_the_sentence_may_be_missing(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "labels"),
     [
-        ([row(), row(label="2")], ("options",), [1, 2]),
+        ([row(), row(label="2"), row(label=2.0)], ("options",), [1, 2, 2]),
         ([row(options={"A": "b", "B": "c"}, label="B")], ("options",), [1]),
         ([{"text": "a", "good": "b", "bad": "c", "label": "bad"}], ("good", "bad"), [1]),
     ],

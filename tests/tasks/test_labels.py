@@ -84,12 +84,14 @@ REFUSED = [
     (SCORES, cells(1, "nan"), NO_SCORE.format("nan")),
     (SCORES, cells(1, "-inf"), r"x\.csv:3: -inf in column 'label' is outside"),
     (SCORES, cells(1, "1e39"), r"x\.csv:3: 1e\+39 in column 'label' is outside"),
+    (SCORES, cells(1, "1_0"), NO_SCORE.format("1_0")),
     (SCORES, values(True), NO_NUMBER),
     (SCORES, values(None), NO_NUMBER),
     (SCORES, values([1]), NO_NUMBER),
     (SCORES, values(10**400), NO_NUMBER),
     (SCORES, values(float("nan")), NO_NUMBER),
-    (SCORES, cells(2, 2), r"every example has the score 2 in column 'label'"),
+    (SCORES, cells(2, 2.0), r"every example has the score 2 in column 'label': there is nothing"),
+    (SCORES, cells(16777216, 16777217), r"1\.67772e\+07 in float32 in column 'label': .* subtract"),
     (STSB, pair("5.2"), r":2: 5.2 in column 'score' is outside 0 to 5: correct"),
     # the flag is named where there is one: not of a data set
     (STSB, pair(""), r":2: .*: give it one, or leave the row out$"),
@@ -123,6 +125,16 @@ def test_a_list_written_as_a_text(read, cell, known):
     quoted = cell.replace('"', '""')
     with refused(match=r"x\.csv:3: .* is a list written as a text: .* ',' betw"):
         read(cells('"red,blue"', f'"{quoted}"'), SETS, known)
+
+
+def test_a_whole_float_is_the_class_of_its_integer(read):
+    found = read(values(1, 1.0, 0.0, 0, 2.5), CLASSES)
+    assert found.label_names == ("0", "1", "2.5") and found.labels.tolist() == [1, 1, 0, 0, 2]
+    sets = read(values([1, 2], [1.0]), SETS)
+    assert sets.label_names == ("1", "2") and sets.labels.tolist() == [[1, 1], [1, 0]]
+    known = read(values(1.0, 0.0), CLASSES, ("0.0", "1.0"))  # of a model that took them apart
+    assert known.labels.tolist() == [1, 0]
+    assert read(cells("1", "1.0"), CLASSES).label_names == ("1", "1.0")  # texts are as they stand
 
 
 def test_one_label_or_none_is_a_set(read):

@@ -89,7 +89,7 @@ def _parse_classes(
                 f"{cells.path}:{cells.lines[row]}: empty label in column '{cells.column}':"
                 f" {label_hint(task)}"
             )
-        found.append(str(value).strip())
+        found.append(written(value, known))
     names, positive = known or sort_names(set(found)), task.positive
     if cells.is_train and positive is not None:
         if positive not in names or len(names) != 2:
@@ -126,9 +126,13 @@ def _parse_scores(
             raise cells.error(row, score, problem)
         scores[row] = score
     if cells.is_train and len(np.unique(scores)) < 2:
+        is_rounded = len(set(map(parse_number, cells.values))) > 1
+        remedy = "there is nothing to learn"
+        if is_rounded:
+            remedy = "they differ in later digits alone: subtract their mean"
         raise ValueError(
-            f"{cells.path}: every example has the score {scores[0]:g} in column '{cells.column}':"
-            " there is nothing to learn"
+            f"{cells.path}: every example has the score {scores[0]:g}"
+            f"{' in float32' * is_rounded} in column '{cells.column}': {remedy}"
         )
     return scores, ()
 
@@ -137,6 +141,7 @@ def _parse_sets(
     cells: Cells, task: Task, known: tuple[str, ...]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     rows = [_parse_set(value, task, cells, row) for row, value in enumerate(cells.values)]
+    rows = [[written(label, known) for label in labels] for labels in rows]
     found = set().union(*rows)
     names = known or sort_names(found)
     indices = {name: index for index, name in enumerate(names)}
@@ -157,7 +162,7 @@ def _parse_sets(
     return labels, names
 
 
-def _parse_set(value: Any, task: Task, cells: Cells, row: int) -> list[str]:
+def _parse_set(value: Any, task: Task, cells: Cells, row: int) -> list[Any]:
     between = f"write its labels with {task.separator!r} between"
     if isinstance(value, str):
         if value.strip().startswith("[") and value.strip().endswith("]"):
@@ -171,7 +176,7 @@ def _parse_set(value: Any, task: Task, cells: Cells, row: int) -> list[str]:
     for label in value:
         if isinstance(label, (list, dict)) or is_missing(label):
             raise cells.error(row, label, "is not a label of a list")
-    return [str(label).strip() for label in value]
+    return value
 
 
 PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
@@ -179,6 +184,17 @@ PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
     "regress": _parse_scores,
     "multilabel": _parse_sets,
 }
+
+
+def written(value: Any, known: Sequence[str] = ()) -> str:
+    """A label as a text; a whole float is its integer, unless it is `known` as it stands.
+
+    >>> written(1.0), written("1.0"), written(1.0, ["1.0"])
+    ('1', '1.0', '1.0')
+    """
+    text = str(value).strip()
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if is_whole and text not in known else text
 
 
 def is_missing(value: Any) -> bool:
@@ -207,7 +223,8 @@ def only_labelled(
     is_kept = [not is_missing(value) or (may_be_empty and value == "") for value in values]
     kept = np.flatnonzero(is_kept).tolist()
     if not kept:
-        raise ValueError(f"{path}: no row has a label in column '{task.label}'")
+        fault = f"no row has a label in column '{task.label}'"
+        raise ValueError(f"{path}: {fault}: name another with `label`, or fill it in")
     if left_out := len(values) - len(kept):
         counts = f"{left_out:,} of {len(values):,}"
         print(f"{path}: {counts} rows have no label and are left out", file=sys.stderr)
@@ -222,6 +239,8 @@ def parse_number(value: Any) -> float | None:
     (-1.0, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if isinstance(value, str) and "_" in value:  # 1_0 is 10 in Python alone
         return None
     try:
         return float(value)
