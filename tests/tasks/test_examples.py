@@ -1,6 +1,7 @@
 """Files of labelled texts: found, read with checks, split and summed up."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -199,6 +200,24 @@ def test_a_test_file_without_labels_is_passed_over(tmp_path, name, content, caps
     assert find_evaluation_files(OWN, test) == {"data": test}  # named: refused when it is read
     other = own_task("classify", "body", None, "label")  # a mistake to be told, not a choice
     assert find_evaluation_files(other, tmp_path) == {"test": test}
+
+
+def test_rows_of_json_may_lack_their_label(tmp_path, capsys):
+    """Also the first, whose keys are all that other readers look at."""
+    rows = {"text": "a"}, {"text": "b", "label": 1}, {"text": "c", "label": 0}, {"text": "d"}
+    write(tmp_path / "dev.csv", "text,label\na,1\n")
+    test = write(tmp_path / "test.jsonl", lines(*rows))
+    assert find_evaluation_files(OWN, tmp_path) == {"test": test}
+    with refused(match=r"test\.jsonl:1: no column 'label' for `label`"):
+        read_examples(test, OWN)
+    found = read_examples(test, replace(OWN, skip_unlabelled=True))
+    assert (found.texts, found.labels.tolist(), found.lines) == (["b", "c"], [1, 0], [2, 3])
+    assert capsys.readouterr().err == f"{test}: 2 of 4 rows have no label and are left out\n"
+    other = own_task("classify", "body", None, "label")
+    with refused(match=r"test\.jsonl:1: no column 'body' for `text`"):
+        read_examples(test, replace(other, skip_unlabelled=True))
+    with refused(match=r"no row has a label in column 'labl': name another with `label`"):
+        read_examples(test, replace(OWN, label="labl", skip_unlabelled=True))
 
 
 EMPTY = {"question": "a", "context": "b"}

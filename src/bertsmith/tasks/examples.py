@@ -171,9 +171,12 @@ def is_labelled(path: Path, task: Task) -> bool:
     thing in it than nothing or -1, with which labels are withheld. Errors: as `read_columns`.
     """
     names = column_names(path) if file_suffix(path) else []
-    if task.text not in names or task.label not in names:
-        return task.text not in names
-    columns, _ = read_columns(path, {task.label: "`label`"}, task.header)
+    if task.text not in names:
+        return True
+    if task.label not in names and file_suffix(path) != ".jsonl":  # whose later rows may have it
+        return False
+    wanted = {task.label: "`label`"}
+    columns, _ = read_columns(path, wanted, task.header, optional=tuple(wanted))
     labels = (cell.get("text") if isinstance(cell, dict) else cell for cell in columns[task.label])
     return any(
         label != [] and not is_missing(label) and parse_number(label) != -1 for label in labels
@@ -211,7 +214,8 @@ def read_task(
         roles[task.label] = "`label`"
     is_own = task.name in OWN_KINDS
     wanted = {name: role if is_own else f"task {task.name}" for name, role in roles.items() if name}
-    columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows)
+    optional = (task.label,) if task.skip_unlabelled else ()
+    columns, lines = read_columns(path, wanted, task.header, task.has_broken_rows, optional)
     return only_labelled(columns, lines, task, path) if need_labels else (columns, lines)
 
 

@@ -192,6 +192,7 @@ def read_columns(
     wanted: Mapping[str, str],
     header: Sequence[str] = (),
     leave_out_broken: bool = False,
+    optional: Sequence[str] = (),
 ) -> tuple[dict[str, list[Any]], list[int]]:
     """Read the `wanted` columns (name -> who asks for it, such as "`label`") of one file.
 
@@ -202,6 +203,7 @@ def read_columns(
     header            names the columns of a file whose first row has none of the wanted (CoLA)
     leave_out_broken  skip rows of a csv or tsv that do not fit the header or lack a wanted cell,
                       with a warning, instead of refusing them (QQP)
+    optional          the wanted that a row of a jsonl may lack; it then has None there
 
     Errors: ValueError, one line, for a missing or empty file, an unknown suffix, text that is
     not UTF-8, a missing or doubled column, and a row that does not fit the header.
@@ -215,9 +217,10 @@ def read_columns(
     else:
         rows: list[tuple[int, list[Any]]] = []
         if kind == ".jsonl":
+            needed = {name: role for name, role in wanted.items() if name not in optional}
             for line, row in _json_objects(path):
-                _find(f"{path}:{line}", list(row), wanted)
-                rows.append((line, [row[name] for name in wanted]))
+                _find(f"{path}:{line}", list(row), needed)
+                rows.append((line, [row.get(name) for name in wanted]))
         else:
             table = _table_rows(path, wanted, header, leave_out_broken)
             _, names = next(table, (0, []))
