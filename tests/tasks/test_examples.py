@@ -387,6 +387,23 @@ def test_split_dev_is_stratified_and_keeps_copies_together():
         split_dev(examples(["x", "y"], np.array([0, 1])), 0.1, seed=0)
 
 
+@pytest.mark.parametrize("as_sets", [False, True])
+def test_split_dev_leaves_every_class_in_train(as_sets):
+    """A text with two labels counts for the first, but may be all that the second one has."""
+    texts = [f"text {k}" for k in range(10)] + ["other 0", "other 1", "text 3", "text 4"]
+    labels = np.array([0] * 10 + [1] * 2 + [2] * 2)
+    if as_sets:  # text 10 counts for b, text 12 for c, and d for no text
+        texts, labels = [f"text {k}" for k in range(14)], np.zeros((14, 4), bool)
+        labels[:10, 0] = labels[10:12, 1] = labels[12:, 2] = labels[[10, 12], 3] = True
+    whole = examples(texts, labels, tuple("abcd"))
+    for seed in range(30):
+        train, dev = split_dev(whole, 0.5, seed)
+        assert train.labels.any(axis=0).all() if as_sets else {*train.labels.tolist()} == {0, 1, 2}
+        assert len(dev) >= 4
+        assert not set(train.texts) & set(dev.texts)
+        assert sorted(train.lines + dev.lines) == whole.lines
+
+
 def test_split_dev_of_label_sets_and_scores():
     texts = [f"text {k}" for k in range(100)]
     labels = np.zeros((100, 3), bool)

@@ -237,7 +237,8 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
 
     Stratified: every class gives its share of distinct examples, at least one and never all. With
     several labels a text counts for the rarest of them; scores are one stratum. Copies of a text go
-    to the same side. A pure function of its arguments; file order is kept.
+    to the same side, to train where a class would be without an example there. A pure function of
+    its arguments; file order is kept.
 
     Errors: ValueError when no class has two distinct examples.
     """
@@ -256,6 +257,12 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
         members = distinct[strata == stratum]
         in_dev[random.permutation(members)[: dev_size(share, len(members))]] = True
     in_dev = in_dev[original]
+    if examples.labels.dtype.kind != "f":
+        rows, classes = np.arange(len(examples)), examples.labels
+        if classes.ndim == 2:
+            rows, classes = np.nonzero(classes)
+        for lost in np.setdiff1d(classes, classes[~in_dev[rows]]):
+            in_dev[original == original[rows[classes == lost][0]]] = False
     if not in_dev.any():
         raise ValueError(
             f"{examples.source}: too few examples to split a dev set off: name one with `dev`"
