@@ -320,6 +320,17 @@ def test_a_parquet_keeps_the_types_of_a_parquet(tmp_path):
         write_rows(odd, IN_CELLS, out, str(source))
 
 
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Kolkata"])
+def test_a_parquet_keeps_nanoseconds(tmp_path, zone):
+    """Also where the first rows, which are read together, have none, so that times are no texts."""
+    when = pa.array([None, *(1000 * k for k in range(298)), 10**18 + 1], pa.timestamp("ns", zone))
+    given = pa.table({"text": ["a"] * 300, "when": when})
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pyarrow.parquet.write_table(given, source)
+    write_rows(read_rows(source), [{"label": "x"}] * 300, out, str(source))
+    assert pyarrow.parquet.read_table(out).select(["text", "when"]).equals(given)
+
+
 def test_a_carriage_return_alone_stays_in_its_cell(tmp_path):
     rows = [{"text": "one\rtwo", "id": "1"}]
     write_rows(rows, [{"label": "x"}], tmp_path / "out.csv", "in")

@@ -112,7 +112,7 @@ class _Parquet(Format):
             elif (kind := self.types.get(name)) is None:
                 kind, cells = pyarrow.string(), list(map(_as_text, cells))
             try:
-                columns[name] = pyarrow.array(cells, kind)
+                columns[name] = _array(cells, kind)
             except pyarrow.ArrowException as error:
                 fault = f"column '{name}' is not {kind} in all rows ({error})"
                 raise ValueError(f"{self.source}: {fault}: end `out` in .jsonl") from error
@@ -143,6 +143,16 @@ def _answer_type(cells: Sequence[Any]) -> pyarrow.DataType:
         names = dict.fromkeys(name for cell in cells for name in cell or ())
         return pyarrow.struct([(name, pyarrow.float64()) for name in names])
     return pyarrow.scalar(first).type
+
+
+def _array(cells: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+    """An array of the type; timestamps with nanoseconds come as text."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(kind) and any(isinstance(cell, str) for cell in cells):
+        texts = [None if cell is None else str(cell) for cell in cells]
+        return pyarrow.array(texts, pyarrow.string()).cast(kind)
+    return pyarrow.array(cells, kind)
 
 
 def _as_text(cell: Any) -> str | None:

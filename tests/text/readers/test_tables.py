@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from datetime import datetime
 
 import pyarrow
 import pytest
@@ -10,7 +11,7 @@ import zstandard
 from pyarrow import parquet
 
 from bertsmith.text.readers.documents import read_documents
-from bertsmith.text.readers.tables import column_names, read_columns
+from bertsmith.text.readers.tables import column_names, read_columns, stream_rows, stream_texts
 
 from ...tiny import write
 
@@ -81,6 +82,34 @@ def test_damaged_pages_and_text_that_is_not_utf_8_are_named(tmp_path, damaged_pa
     parquet.write_table(pyarrow.table({"text": texts}), path)
     with pytest.raises(ValueError, match=r"page\.parquet: column 'text': not UTF-8 \(.*: write"):
         read_columns(path, WANTED)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_nanoseconds_become_text_and_what_python_cannot_hold_is_named(tmp_path, ending):
+    path = tmp_path / f"x.{ending}"
+
+    def read(values, kind):
+        table = pyarrow.table({"text": ["a", "b"], "when": pyarrow.array(values, kind)})
+        if ending == "parquet":
+            parquet.write_table(table, path)
+        else:
+            with pyarrow.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+        return [row["when"] for _, row in stream_rows(path, WANTED)]
+
+    assert read([1, None], pyarrow.timestamp("ns")) == ["1970-01-01 00:00:00.000000001", None]
+    assert read([1, None], pyarrow.time64("ns")) == ["00:00:00.000000001", None]
+    whole = read([1000, None], pyarrow.timestamp("ns"))
+    assert whole == [datetime(1970, 1, 1, 0, 0, 0, 1), None]
+    where = rf"x\.{ending}: column 'when': "
+    with pytest.raises(ValueError, match=where + r"list<.*> that Python cannot .*: write the col"):
+        read([[1], None], pyarrow.list_(pyarrow.timestamp("ns")))
+    with pytest.raises(ValueError, match=where + r"timestamp\[ms\] that Python cannot hold"):
+        read([10**15, None], pyarrow.timestamp("ms"))
+    if ending == "parquet":
+        with pytest.raises(ValueError, match=r"x.parquet: row 1: 'when' is <.*: expected a string"):
+            list(stream_texts(path, "when"))
+    assert read_columns(path, WANTED)[0] == {"text": ["a", "b"]}  # where nobody asks for it
 
 
 CLASSES = {"names": ["no", "yes"], "_type": "ClassLabel"}

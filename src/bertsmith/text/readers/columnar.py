@@ -65,6 +65,8 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int,
                 except UnicodeDecodeError as error:
                     where = f"{path}: row {number}: not UTF-8"
                     raise ValueError(f"{where} ({error}): write the file anew") from error
+                except (ValueError, OverflowError):  # a time that Python cannot hold
+                    yield number, cell
 
 
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
@@ -91,24 +93,36 @@ def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, 
 def columnar_batches(file: Path, names: list[str]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """Yield (number of rows, their columns) of some rows of a file after the other.
 
-    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None. Errors:
-    ValueError that names a file that cannot be read or a number without a name.
+    Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None; timestamps of
+    which one has nanoseconds, which Python's lack, become text. Errors: ValueError that names a
+    file that cannot be read, a column that Python cannot hold or a number without a name.
     """
     classes = {name: class_names(file, name) for name in names}
     with _opened(file) as opened:
         for batch in _record_batches(opened, names):
             columns = {}
             for name in names:
-                named = classes[name]
-                try:
-                    values = batch.column(name).to_pylist()
-                except UnicodeDecodeError as error:
-                    where = f"{file}: column '{name}': not UTF-8"
-                    raise ValueError(f"{where} ({error}): write the file anew") from error
+                named, where = classes[name], f"{file}: column '{name}'"
+                values = _values(batch.column(name), where)
                 if named is not None:
-                    values = [_named(value, named, f"{file}: column '{name}'") for value in values]
+                    values = [_named(value, named, where) for value in values]
                 columns[name] = values
             yield batch.num_rows, columns
+
+
+def _values(column: pyarrow.Array, where: str) -> list[Any]:
+    import pyarrow
+
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 ({error}): write the file anew") from error
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, ValueError) and not pyarrow.types.is_nested(column.type):
+            return column.cast(pyarrow.string()).to_pylist()
+        reason = str(error).partition(". ")[0]
+        fault = f"{column.type} that Python cannot hold ({reason})"
+        raise ValueError(f"{where}: {fault}: write the column as text") from error
 
 
 def _record_batches(opened: Any, names: list[str]) -> Iterator[pyarrow.RecordBatch]:
