@@ -192,6 +192,16 @@ def test_tags_of_another_scheme_or_model(tmp_path):
         read_sentences(path).labels(("O", "B-Y"))
 
 
+def test_classes_of_iob1(tmp_path):
+    """As models of transformers may have them: no B- where no two entities touch."""
+    sentences = read_sentences(write(tmp_path / "a.txt", "A I-X\nB I-X\nC O\nD I-Y\n"))
+    labels, names = sentences.labels(("B-X", "I-X", "I-Y", "O"))
+    assert labels.tolist() == [0, 1, 3, 2]
+    assert sentences.sentence_tags(labels, names) == sentences.tags
+    with refused(match=r"a\.txt:4: tag 'I-Y' \('B-Y' in IOB2\) is unknown .*: B-X, I-X, O\)"):
+        sentences.labels(("B-X", "I-X", "O"))
+
+
 def test_plain_tags(tmp_path):
     sentences = read_sentences(write(tmp_path / "a.txt", "Ann NNP\nsings VBZ\n"))
     labels, names = sentences.labels()

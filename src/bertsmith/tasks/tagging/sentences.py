@@ -96,6 +96,8 @@ class Sentences:
     def labels(self, names: tuple[str, ...] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
         """The class of each word, int64 [W], and the names of all, by default `label_names`.
 
+        Where they have no B- of a type (IOB1, of other programs) its I- stands for both.
+
         Errors: ValueError with file and line for a tag that is not among the names.
         """
         assert self.tags is not None
@@ -104,12 +106,15 @@ class Sentences:
         tags = self.tags
         if self.scheme != "plain":
             tags = convert_tags(tags, self.boundaries, "IOB2")
+            inside = [name for name in known if name[:1] == "I" and is_prefixed(name)]
+            indices = {f"B{name[1:]}": indices[name] for name in inside} | indices
         for word, tag in enumerate(tags):
             if tag not in indices:
+                where, given = f"{self.source}:{self.lines[word]}", self.tags[word]
+                called = f"'{given}'" if given == tag else f"'{given}' ('{tag}' in IOB2)"
                 raise ValueError(
-                    f"{self.source}:{self.lines[word]}: tag '{self.tags[word]}' is unknown to the"
-                    f" training data (its tags: {', '.join(known[:20])}): correct it, or train on"
-                    " data that has it"
+                    f"{where}: tag {called} is unknown to the training data (its tags:"
+                    f" {', '.join(known[:20])}): correct it, or train on data that has it"
                 )
         return np.array([indices[tag] for tag in tags], np.int64), known
 
