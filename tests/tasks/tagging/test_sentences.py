@@ -164,6 +164,10 @@ def tagged(tokens, **tags):
         ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
         ("a.tsv", "1\tAnn sings\n", "a.tsv:1: the last column holds 'Ann sings', not a tag: the"),
         ("a.csv", "tokens,id\nAnn,1\n", "a.csv: no column 'tags' for `label`: name one"),
+        ("a.csv", "tokens,tags\nAnn,X\n\nEh,O\n", "a.csv: no row holds two words, but a row is a"),
+        ("a.tsv", "tokens\ttags\nAnn\tX\nis\tO\n", "a.tsv: no row holds two .* CoNLL columns wi"),
+        ("a.tsv", "word\tpos\nAnn\tN\nis\tV\n", "a.tsv:1: the header 'word', 'pos' would be a"),
+        ("a.conll", "\nToken x Tag\nAnn x N\n", "a.conll:2: the header .*: CoNLL columns have no"),
         ("a.csv", "tokens,tags\nAnn sings,O\n", "a.csv:2: 2 tokens, but 1 tags: one tag a token"),
         ("a.tsv", "tokens\ttags\nAnn\tB-X\nBob sings\tO\n", "a.tsv:3: 2 tokens, but 1 tags"),
         ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
@@ -209,6 +213,19 @@ def test_plain_tags(tmp_path):
     assert sentences.sentence_tags(labels, names) == ["NNP", "VBZ"]
     with refused(match="tag 'VBZ' is unknown to the training data"):
         sentences.labels(("NNP",))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.conll", "text label\nAnn value\nname label\n"),  # a form of two kinds of fields
+        ("a.conll", "pos N\ntag N\n"),
+        ("a.csv", "tokens,tags\nAnn,N\n"),  # a single sentence may be short
+        ("a.jsonl", '{"tokens": ["Ann"], "tags": ["N"]}\n' * 2),
+    ],
+)
+def test_what_looks_like_a_header_or_a_word_a_row(tmp_path, name, text):
+    assert read_sentences(write(tmp_path / name, text)).words
 
 
 def test_tables_of_other_columns(tmp_path):

@@ -48,6 +48,13 @@ TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
 SPLIT_AT_BLANKS = (".csv", ".tsv")
 
+# what a header calls the columns, which CoNLL's files have not
+WORD_NAMES = ("word", "words", "token", "tokens", "form", "text")
+TAG_NAMES = (
+    *("tag", "tags", "label", "labels", "pos", "upos", "xpos", "ner"),
+    *("pos_tag", "pos_tags", "ner_tag", "ner_tags"),
+)
+
 _SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
 _INSIDE = re.compile("[ \t\r\n]+")
 
@@ -137,8 +144,9 @@ def read_sentences(
     by reading. `tag_column`: of CoNLL columns the one of the tags, the word being 0.
 
     Errors: ValueError, one line with file and line, for a missing or empty file, a .json, rows that
-    do not match the first, tokens that do not match their tags, texts in place of tags, what
-    `read_columns` refuses, and a tag that is impossible in its scheme.
+    do not match the first, tokens that do not match their tags, texts in place of tags, a table of
+    a word a row, columns with a header, what `read_columns` refuses, and a tag that is impossible
+    in its scheme.
     """
     if not parts(path):
         raise ValueError(f"{path}: no such file{nearby(path)}")
@@ -261,6 +269,21 @@ def _read_columns(path: Path, need_tags: bool, found: Columns, tag_column: int) 
             found.tags.append(cells[tag_column])
         found.lines.append(number)
     found.end_sentence()
+    if _has_header(found):
+        raise ValueError(
+            f"{path}:{found.lines[0]}: the header '{found.words[0]}', '{found.tags[0]}' would be a"
+            " word and its tag: CoNLL columns have no header, remove this line"
+        )
+
+
+def _has_header(found: Columns) -> bool:
+    """True where the first word and its tag, which no other word has, are names of columns."""
+    return (
+        len(found.tags) > 1
+        and found.words[0].lower() in WORD_NAMES
+        and found.tags[0].lower() in TAG_NAMES
+        and found.tags.count(found.tags[0]) == 1
+    )
 
 
 def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Columns) -> None:
@@ -268,6 +291,12 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
     cells, lines = read_columns(path, dict(zip(columns, roles, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
+        if need_tags and len(lines) > 1 and all(len(row) < 2 for row in cells[columns[0]]):
+            raise ValueError(
+                f"{path}: no row holds two words, but a row is a sentence: write its words into one"
+                " cell with blanks between, or CoNLL columns without a header: a word a line, its"
+                " tag last, an empty line after a sentence, in a .conll"
+            )
     for row, line in enumerate(lines):
         where = f"{path}:{line}"
         tokens, *tags = [_strings(column[row], name, where) for name, column in cells.items()]
