@@ -71,7 +71,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Kept:
-    """What belongs to the vectors of the start besides pooling and length, and stays."""
+    """The rest of the way to the vectors of the start, besides pooling and length, which stays."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by name."""
