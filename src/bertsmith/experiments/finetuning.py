@@ -94,7 +94,7 @@ def finetune(
     Errors: ValueError for anything that cannot be, before training where it can be known;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError when no seed came to its end.
     """
-    if not isinstance(seeds, Integral | str):
+    if not isinstance(seeds, int | str | Integral):
         seeds = ",".join(map(str, seeds))
     values = {"task": task, "data": data, "model": str(model), "out": out, "seeds": str(seeds)}
     with_given = {**values, **settings, "given": tuple(settings)}
