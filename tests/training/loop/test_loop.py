@@ -98,3 +98,16 @@ def test_the_first_evaluation_is_guessed_from_the_steps_before():
     assert clock(step=1000).has_time_to_evaluate()
     assert not clock(step=1000, last=2.0).has_time_to_evaluate()  # as long as the last one took
     assert not clock(step=1000, evaluating=1.5).has_time_to_evaluate()
+
+
+@pytest.mark.parametrize(("steps", "times"), [(100, 100), (1000, 50), (1000, 100), (7, 3)])
+def test_all_evaluations_fall_due_at_their_steps(steps, times):
+    """Also where a share of the budget is a hair below its fraction, as 29 / 100 * 100."""
+    settings = LoopSettings(Budget(steps), 1e-3, "linear", 0.1, 1.0, 1, num_evals=times)
+    run = Training(None, None, TrainingState(), settings, CPU)
+    found = []
+    for step in range(1, steps + 1):
+        before, run.state = run.done(), TrainingState(step=step)
+        if run.due(before).evaluation:
+            found.append(step)
+    assert found == [-(-steps * number // times) for number in range(1, times)]

@@ -58,7 +58,8 @@ class Training:
 
     def done(self) -> float:
         """Used fraction of the budget, 0 to 1."""
-        return min(1.0, self.amount() / self.settings.budget.total)
+        state = self.state
+        return self.settings.budget.progress(state.step, state.tokens, state.seconds)
 
     def amount(self) -> float:
         state = self.state
@@ -72,13 +73,18 @@ class Training:
             line=step % settings.log_every == 0,
             checkpoint=step % settings.checkpoint_every == 0 or step in settings.keep_steps,
             # the caller evaluates the end, on more text
-            evaluation=after < 1.0 and math.floor(before * times) < math.floor(after * times),
+            evaluation=after < 1.0 and _whole(before * times) < _whole(after * times),
         )
 
     def save_state(self) -> None:
         if self.state.step != self._saved_step:
             self.save(self.state)
             self._saved_step = self.state.step
+
+
+def _whole(share: float) -> int:
+    """The whole part; 29 / 100 * 100, in floating point below 29, has 29."""
+    return math.floor(round(share, 9))
 
 
 class Task(Protocol):

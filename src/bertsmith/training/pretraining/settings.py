@@ -276,13 +276,14 @@ class PretrainSettings(
     def phases(self) -> list[Phase]:
         """One or two.
 
-        >>> [phase.until for phase in PretrainSettings(phase2_length=512).phases()]
-        [0.9, 1.0]
+        >>> settings = PretrainSettings(phase2_length=512, phase2_ratio=0.95)
+        >>> [phase.until for phase in settings.phases()]
+        [0.05, 1.0]
         """
         if self.phase2_length is None:
             return [Phase(1, self.max_length, self.batch_size, 1.0)]
         return [
-            Phase(1, self.max_length, self.batch_size, 1.0 - self.phase2_ratio),
+            Phase(1, self.max_length, self.batch_size, round(1.0 - self.phase2_ratio, 9)),
             Phase(2, self.phase2_length, self.phase2_batch_size or self.batch_size, 1.0),
         ]
 
