@@ -207,6 +207,14 @@ def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
     assert rate_of(out, "model") == pytest.approx(5e-5 * 768 / 64)  # by its width
 
 
+def test_a_model_that_is_there_has_no_perplexity(files):
+    text = toy(files).read_text().replace('title = "Masked"', 'title = "Masked"\nmodel = "m"')
+    experiment = read_experiment(str(write(files[2] / "there.toml", text)), "nano")
+    there, made_here = map(experiment.columns_of, experiment.variants[:2])
+    assert [column.name for column in there] == ["sst2", "ner", "ner features"]
+    assert [column.name for column in made_here] == ["perplexity", "sst2"]
+
+
 def test_two_processes_share_the_work(tmp_path):
     """Each cell is made once, by either; both return when all are done."""
     at_work, calls = threading.Barrier(2, timeout=20), []
@@ -429,8 +437,12 @@ def test_a_budget_takes_the_place_of_another():
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
         (
-            ('pretrain = { objective = "ltr" }', 'pretrain = { minutes = 1 }\nsystem = "elmo"'),
+            ('title = "ELMo"', 'title = "ELMo"\npretrain = { minutes = 1 }'),
             "elmo needs a budget in steps or tokens",
+        ),
+        (
+            ('sizes = { nano = "16x32" }\ncolumns = ["sst2"]', 'sizes = { nano = "16x32" }'),
+            "wrong.toml: variant elmo: perplexity of elmo is over words, not pieces: give it col",
         ),
         (('"4x64"', '"3x64"'), "Masked: Table 7 reads 4 layers, and it has 3: take a deeper model"),
     ],

@@ -167,13 +167,24 @@ class Experiment:
             if variant.features not in ROWS:
                 row = variant.features
                 raise ValueError(f"features: unknown row '{row}': {nearest(row, ROWS)}")
+            self._check_variant(variant)
+
+    def _check_variant(self, variant: Variant) -> None:
+        """Errors: ValueError that names the variant, for what its system cannot do."""
+        if variant.system == "elmo" and Column(PERPLEXITY) in self.columns_of(variant):
+            raise ValueError(
+                f"variant {variant.name}: perplexity of elmo is over words, not pieces: give it "
+                "columns without perplexity"
+            )
 
     def variant(self, name: str) -> Variant:
         return next(one for one in self.variants if one.name == name)
 
     def columns_of(self, variant: Variant) -> list[Column]:
-        """The columns in which the variant has a figure."""
-        return [Column(c) for c in self.columns if not variant.columns or c in variant.columns]
+        """The columns in which the variant has a figure: a model that is there has no perplexity,
+        for its held-out text is not known."""
+        own = [Column(c) for c in self.columns if not variant.columns or c in variant.columns]
+        return [column for column in own if not (variant.model and column.is_perplexity)]
 
 
 def experiment_names() -> list[str]:
@@ -200,12 +211,12 @@ def read_experiment(name: str, scale: str) -> Experiment:
     whole = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
     try:
         values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
+        if points := values.get("points"):
+            both = [(variant, point) for variant in values.get("variants", ()) for point in points]
+            values["variants"] = [_at(variant, point) for variant, point in both]
+        experiment = from_mapping(Experiment, values, str(path))
     except ValueError as error:
         raise ValueError(str(error).replace("`", "")) from error  # the file's, no flag's
-    if points := values.get("points"):
-        both = [(variant, point) for variant in values.get("variants", ()) for point in points]
-        values["variants"] = [_at(variant, point) for variant, point in both]
-    experiment = from_mapping(Experiment, values, str(path))
     _check_keywords(experiment.scale, f"{path}: [{scale}]")
     for variant in experiment.variants:
         _check_keywords(variant, f"{path}: variant {variant.name}")
