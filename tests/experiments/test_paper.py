@@ -417,7 +417,7 @@ def test_a_budget_takes_the_place_of_another():
     ("change", "message"),
     [
         (('worse = "ltr"', 'worse = "lrt"'), "unknown variant 'lrt': did you mean 'ltr'"),
-        (('name = "ltr"', 'name = "mlm"'), "two variants have one name"),
+        (('name = "ltr"', 'name = "mlm"'), "two variants are called mlm: rename one"),
         (('"ner"', '"nr"'), "unknown task 'nr'"),
         (('"sst2", "ner"', '"sst2:f1", "ner"'), "sst2:f1: unknown metric"),
         (('columns = ["perplexity", "sst2"]', 'columns = ["sst"]'), "unknown column 'sst'"),
@@ -444,6 +444,25 @@ def test_a_budget_takes_the_place_of_another():
             ('sizes = { nano = "16x32" }\ncolumns = ["sst2"]', 'sizes = { nano = "16x32" }'),
             "wrong.toml: variant elmo: perplexity of elmo is over words, not pieces: give it col",
         ),
+        (
+            ('title = "Masked"', 'title = "Masked"\nshare = 0.0'),
+            "variant mlm: share=0.0: must be ab",
+        ),
+        (
+            ('title = "Masked"', 'title = "Masked"\nat = 1.5'),
+            "variant mlm: at=1.5: must be above 0",
+        ),
+        (
+            ('title = "Masked"', 'title = "Masked"\nat = 0.5'),
+            "wrong.toml: variant mlm: at=0.5 is none of the experiment's points",
+        ),
+        (("models = true", "points = [0.0, 1.0]"), "wrong.toml: points=0.0: must be above 0"),
+        (("models = true", "points = 0.5"), "wrong.toml: points = 0.5: expected a list"),
+        (
+            ('"perplexity", "sst2", "ner", "ner features"]', '"sst2"]\npoints = [0.5, 0.5]'),
+            "wrong.toml: two variants are called mlm@0.5: rename one, or leave a point out",
+        ),
+        (('title = "ELMo"', 'title = "ELMo"\nat = 0.5'), "elmo is measured at its end alone"),
         (('"4x64"', '"3x64"'), "Masked: Table 7 reads 4 layers, and it has 3: take a deeper model"),
     ],
 )

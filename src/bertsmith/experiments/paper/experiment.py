@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 from bertsmith.base.settings import (
     Count,
     NotNegative,
+    Positive,
+    PositiveFraction,
     check_bounds,
     converted_fields,
     from_mapping,
@@ -67,9 +69,9 @@ class Variant:
     system: Literal["encoder", "elmo"] = "encoder"
     """elmo is pre-trained by `lineage elmo`, on the words of the same text."""
     pretrain: dict[str, Any] = field(default_factory=dict)
-    share: float = 1.0
-    """Part of the scale's budget that it is pre-trained for."""
-    at: float = 1.0
+    share: Annotated[float, Positive] = 1.0
+    """Part of the scale's budget that it is pre-trained for; above 1: more than that."""
+    at: Annotated[float, PositiveFraction] = 1.0
     """Part of the pre-training after which it is measured."""
     model: str = ""
     """A model that is there, in place of a pre-training."""
@@ -140,17 +142,19 @@ class Experiment:
     """all: every two variants of a group are compared as well."""
     models: bool = False
     """True: models that the user names are rows, too."""
-    points: tuple[float, ...] = ()
+    points: Annotated[tuple[float, ...], PositiveFraction] = ()
     """Parts of a pre-training after which each variant is measured; (): at its end. A variant
     "mlm" is then several, "mlm@0.1" and so on, and its figures in the paper are "mnli@0.1"."""
     scale: Scale
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if self.points and PERPLEXITY in self.columns:
             raise ValueError("columns: perplexity is that of the end: leave `points` out")
-        names = {variant.name for variant in self.variants}
-        if len(names) < len(self.variants):
-            raise ValueError("two variants have one name")
+        names = [variant.name for variant in self.variants]
+        if twice := [name for name in names if names.count(name) > 1]:
+            or_point = ", or leave a point out" if self.points else ""
+            raise ValueError(f"two variants are called {twice[0]}: rename one{or_point}")
         for claim in self.claims:
             for name in (claim.better, claim.worse):
                 if name not in names:
@@ -170,11 +174,28 @@ class Experiment:
             self._check_variant(variant)
 
     def _check_variant(self, variant: Variant) -> None:
-        """Errors: ValueError that names the variant, for what its system cannot do."""
+        """Errors: ValueError that names the variant, for what its system cannot do, a number out of
+        bounds, or a part of the pre-training of which no checkpoint is kept."""
+        try:
+            check_bounds(variant)
+        except ValueError as error:
+            raise ValueError(f"variant {variant.name}: {error}") from error
         if variant.system == "elmo" and Column(PERPLEXITY) in self.columns_of(variant):
             raise ValueError(
                 f"variant {variant.name}: perplexity of elmo is over words, not pieces: give it "
                 "columns without perplexity"
+            )
+        if variant.at == 1 or variant.model:
+            return
+        if variant.system == "elmo":
+            raise ValueError(
+                f"variant {variant.name}: elmo is measured at its end alone: leave it out"
+            )
+        is_kept = {**self.scale.pretrain, **variant.pretrain}.get("keep_steps")
+        if variant.at not in self.points and not is_kept:
+            raise ValueError(
+                f"variant {variant.name}: at={variant.at} is none of the experiment's points, so "
+                "that no checkpoint of it is kept: name it in points, or leave at out"
             )
 
     def variant(self, name: str) -> Variant:
@@ -212,6 +233,7 @@ def read_experiment(name: str, scale: str) -> Experiment:
     try:
         values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
         if points := values.get("points"):
+            converted_fields(Experiment, {"points": points}, str(path))  # they are numbers
             both = [(variant, point) for variant in values.get("variants", ()) for point in points]
             values["variants"] = [_at(variant, point) for variant, point in both]
         experiment = from_mapping(Experiment, values, str(path))
