@@ -6,6 +6,7 @@ OUT/table5.md table5.html table5.json      what came out
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -139,7 +140,7 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
     work = Work(
         scale_name=settings.scale,
         scale=experiment.scale,
-        text=settings.text,
+        text=[one_spelling(path) for path in settings.text],
         data=data,
         rows=rows,
         points=experiment.points,
@@ -161,6 +162,12 @@ def chosen(known: Sequence[str], asked: Sequence[str], experiment: str) -> list[
     return [*asked] or [*known]
 
 
+def one_spelling(path: Path) -> Path:
+    """The path from the root: an unfinished cell goes on however it is spelled. Links stay: the
+    end of a name tells the kind of a file."""
+    return Path(os.path.abspath(path))
+
+
 def task_data(
     name: str, experiment: Experiment, settings: ReproduceSettings
 ) -> dict[str, TaskData]:
@@ -175,7 +182,7 @@ def task_data(
         raise ValueError(
             f"{settings.data}: no such folder; it has one for each task, such as SST-2"
         )
-    data = settings.data.absolute()  # an unfinished cell goes on however the folder is spelled
+    data = one_spelling(settings.data)
     paths = {task: find_data(data, row) for task, row in tasks.items()}
     missing = ", ".join(task for task, path in paths.items() if path is None)
     if missing and (settings.tasks or (len(columns) == len(asked) and not any(paths.values()))):
