@@ -17,7 +17,7 @@ from bertsmith.experiments.paper.experiment import (
     overridden,
     read_experiment,
 )
-from bertsmith.experiments.paper.verdicts import held, paired_p
+from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
 from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
 from bertsmith.tasks.task import find_task
 from bertsmith.training.finetuning.settings import DEEPEST
@@ -215,6 +215,16 @@ def test_a_model_that_is_there_has_no_perplexity(files):
     there, made_here = map(experiment.columns_of, experiment.variants[:2])
     assert [column.name for column in there] == ["sst2", "ner", "ner features"]
     assert [column.name for column in made_here] == ["perplexity", "sst2"]
+
+
+def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, capsys):
+    experiment = read_experiment(str(toy(files)), "nano")
+    monkeypatch.setattr(Work, "result", lambda *_: {"steps": 6, "tokens": 9, "flops": 8.0})
+    work = Work("nano", experiment.scale, [], {}, (), (), root=None)
+    variant = replace(experiment.variants[0], columns=("perplexity",))
+    row = row_of(experiment, work, variant)
+    assert row["figures"] == {}
+    assert "Masked: no perplexity: the text is too short" in capsys.readouterr().err
 
 
 def test_two_processes_share_the_work(tmp_path):
