@@ -17,6 +17,7 @@ from bertsmith.experiments.paper.experiment import (
     overridden,
     read_experiment,
 )
+from bertsmith.experiments.paper.page import parts
 from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
 from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
 from bertsmith.tasks.task import find_task
@@ -200,6 +201,9 @@ def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
     curves = read_json(out / "curve.json")["curves"]
     assert [at for at, _ in curves["Masked"]] == [0.5, 1.0]
     assert curves["Masked"][0][1]["sst2"]["paper"] == 92.6
+    half, whole = (read_json(out / "curve.json")["rows"][f"mlm@{at}"] for at in ("0.5", "1"))
+    for name in ("tokens", "flops"):  # of three steps, and of six
+        assert 2 * half["pretraining"][name] == whole["pretraining"][name]
 
     model = next(out.glob("cells/pretrain-mlm-*"))
     given = ["--models", model, "--variants", "ltr", "--tasks", "sst2"]
@@ -225,6 +229,9 @@ def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, c
     row = row_of(experiment, work, variant)
     assert row["figures"] == {}
     assert "Masked: no perplexity: the text is too short" in capsys.readouterr().err
+    result = {"rows": {"mlm": row}, "columns": ["perplexity"], "tests": (), "claims": ()}
+    *_, costs = parts({**result, "curves": {}})
+    assert costs.rows == [["Masked", "4x64", "9", "8.00e+00", "–", "–"]]
 
 
 def test_two_processes_share_the_work(tmp_path):

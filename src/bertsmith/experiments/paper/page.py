@@ -160,6 +160,7 @@ def _costs(rows: Mapping[str, Any], columns: Sequence[str]) -> Part:
         made, found = row.get("pretraining", {}), row["figures"]
         # two metrics of a task are one training
         spent = {column.partition(":")[0]: one for column, one in found.items()}
+        total = sum(one.get("flops", 0.0) for one in spent.values())
         table.append(
             [
                 row["title"],
@@ -167,7 +168,7 @@ def _costs(rows: Mapping[str, Any], columns: Sequence[str]) -> Part:
                 f"{made['tokens']:,}" if made else NO_VALUE,
                 f"{made['flops']:.2e}" if made else NO_VALUE,
                 *(_parameters(found.get(c), first["figures"].get(c)) for c in columns),
-                f"{sum(one.get('flops', 0.0) for one in spent.values()):.2e}",
+                f"{total:.2e}" if total else NO_VALUE,
             ]
         )
     heads = [f"parameters, {column}" for column in columns]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.files import read_json
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, STATE_FILE, RunFolder
 from bertsmith.experiments.paper.experiment import Claim, Column, Experiment, Variant
 from bertsmith.experiments.paper.work import Work, resolved
 from bertsmith.tasks.bootstrap import Score, dev_metrics, paired_bootstrap
@@ -62,7 +62,7 @@ def row_of(experiment: Experiment, work: Work, variant: Variant) -> dict[str, An
     """A variant's figures by column, and what it cost."""
     row: dict[str, Any] = {"title": variant.title, "group": variant.group, "figures": {}}
     if not variant.model:
-        made = work.result(variant)
+        made = spent(work, variant)
         known = ("steps", "tokens", "flops", "seconds", "held_out")
         row["pretraining"] = {name: made[name] for name in known if name in made}
         row["size"] = work.pretrain_settings(variant).get("size", "tiny")
@@ -73,6 +73,14 @@ def row_of(experiment: Experiment, work: Work, variant: Variant) -> dict[str, An
             continue
         row["figures"][column.name] = figure(work, variant, column)
     return row
+
+
+def spent(work: Work, variant: Variant) -> dict[str, Any]:
+    """The cost of its pre-training up to where it is measured; {}: that checkpoint was removed."""
+    if variant.at == 1:
+        return work.result(variant)
+    state, step = work.start(variant)[0] / STATE_FILE, work.start(variant)[1]["step"]
+    return {**read_json(state)["loop"], "steps": step} if state.exists() else {}
 
 
 def figure(work: Work, variant: Variant, column: Column) -> dict[str, Any]:
