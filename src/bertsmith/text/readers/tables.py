@@ -155,7 +155,7 @@ def stream_texts(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, st
 
 
 def _json_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
-    for number, row in json_values(path, read_lines(path, MAX_ROW)):
+    for number, row in json_values(path, read_lines(path, MAX_ROW), _unique_names):
         if not isinstance(row, dict):
             raise ValueError(f'{path}:{number}: expected an object such as {{"{column}": "..."}}')
         if column not in row:
