@@ -61,6 +61,8 @@ See [http://rome.example the site], not [http://rome.example]. A ''[[title]]''{{
 |}
 After the table<br />with H<sub>2</sub>O, <nowiki>''not'' [[a link]]</nowiki>,
 <small>small</small> text and <math>x^2</math>. __NOTOC__
+
+__NOTOC__'''Python''' has __init__, snake__case__x and A__B__C. __ОГЛАВЛЕНИЕ__
 * item one
 ** [[nested]] item
 # number
@@ -87,6 +89,7 @@ EXPECTED = [
     "Rome is the capital of Italy and l'amour of the continent. It has 5 km² — AT&T <b>.",
     "See the site, not. A title.",
     "After the table with H2O, ''not'' [[a link]], small text and.",
+    "Python has __init__, snake__case__x and A__B__C.",
     "Next to Kategorie:Rome, Rome in French, a word and 2001: A Film.",
     "A quotation.",
     "The end is here.",
