@@ -81,8 +81,7 @@ class ExampleSettings:
             if field.name in unused and value != field.default:
                 raise ValueError(
                     f"`{field.name}={value}`: the objective {self.objective} "
-                    f"{unused[field.name]}: leave `{field.name}` at its default ({field.default}), "
-                    "or take another objective"
+                    f"{unused[field.name]}: leave `{field.name}` out, or take another objective"
                 )
         free = self.max_length - NUM_SPECIAL
         if (
