@@ -172,6 +172,32 @@ def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_stopped_run_goes_on_with_its_own_data_alone(data, tmp_path, monkeypatch):
+    for folder in ("same", "copy", "other"):
+        for path in data.iterdir():
+            write(tmp_path / folder / path.name, path.read_bytes())
+    write(tmp_path / "other" / "dev.en", (data / "dev.en").read_text().replace("one", "two"))
+    out = tmp_path / "out"
+
+    def command(folder, steps):
+        flags = (*flags_of("rnn"), "--steps", steps)
+        return ("lineage", "rnn", *words_of(tmp_path / folder), *flags, "--out", out)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(translation.RunFolder, "write_result", lambda *_: 1 / 0)
+        cli(*command("same", 3))
+    before = json.loads((out / "run.json").read_text())
+    line = refused(*command("other", 4))
+    assert f"was not begun with the data that {tmp_path / 'other'} holds now" in line
+    assert json.loads((out / "run.json").read_text()) == before
+    told = cli(*command("copy", 4)).err
+    assert f"data {tmp_path / 'same'} -> {tmp_path / 'copy'}, " in told
+    assert "steps 3 -> 4 from now on" in told
+    after = json.loads((out / "run.json").read_text())
+    before["settings"] |= {"data": str(tmp_path / "copy"), "steps": 4}
+    assert after == before
+
+
 def test_a_word_for_word_run_that_was_killed_begins_again(data, tmp_path, monkeypatch):
     command = ("lineage", "word-for-word", *words_of(data), "--out", tmp_path)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):  # between its files

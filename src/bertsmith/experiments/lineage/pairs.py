@@ -9,6 +9,8 @@ and without rules, at no more pieces a sentence; a model learns the spaces along
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -441,6 +443,12 @@ def read_splits(
         name: read_pairs(*paths, (source, target), skip_empty=name == "train")
         for name, paths in files.items()
     }
+
+
+def fingerprint(*splits: Pairs) -> str:
+    """SHA-256 of the texts, wherever they are."""
+    texts = json.dumps([[pairs.source, pairs.target] for pairs in splits])
+    return hashlib.sha256(texts.encode()).hexdigest()
 
 
 def split_of(data: Mapping[str, Pairs], split: str, origin: Path) -> Pairs:

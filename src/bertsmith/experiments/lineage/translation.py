@@ -39,6 +39,7 @@ from bertsmith.experiments.lineage.pairs import (
     Pairs,
     TokenBatches,
     encode,
+    fingerprint,
     read_splits,
 )
 from bertsmith.experiments.lineage.rnn import RNNConfig, rnn
@@ -240,7 +241,7 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
 
     The same call goes on with a stopped run, bit for bit where the budget is not in minutes.
 
-    Errors: ValueError for data or settings that do not fit, or a folder of another run;
+    Errors: ValueError for data or settings that do not fit, or a run of others in the folder;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that is not finite.
     """
     bleu.check_language(settings.target)
@@ -250,9 +251,15 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
     if run.is_begun(kind, described, FREE) and (run.path / RESULT_FILE).exists():
         run.check_free(kind)
     splits = read_splits(settings.data, settings.source, settings.target, ("train", "dev"))
+    data_sha256 = fingerprint(splits["train"], splits["dev"])
     with run.locked():
         peak = measure_peak(engine)
         begun = run.is_begun(kind, described, FREE)  # again: another may have been here meanwhile
+        if begun and run.settings().get("data_sha256") != data_sha256:
+            raise ValueError(
+                f"{run.path} was not begun with the data that {settings.data} holds now: give the"
+                " same data to go on with it, or name another `out`"
+            )
         saved = begun and Languages.are_in(run.path)
         if saved:
             languages = Languages.open(run.path)
@@ -260,8 +267,11 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
             languages = Languages.train(splits["train"], settings.vocab_size, not settings.separate)
         task = _task(settings, splits, languages, engine)  # what it refuses occupies no folder
         if not begun:
-            about = machine(engine, peak)
-            run.write_settings(describe(kind, command, described, task.model, machine=about))
+            facts = {"machine": machine(engine, peak), "data_sha256": data_sha256}
+            run.write_settings(describe(kind, command, described, task.model, **facts))
+        elif changed := _changes(run, described):
+            print(f"{run.path}: {changed} from now on", file=sys.stderr)
+            run.write_settings({**run.settings(), "settings": described})
         if not saved:
             languages.save(run.path)
         ceiling = bleu.ceiling(splits["dev"].target, languages.target, settings.target)
@@ -271,6 +281,13 @@ def train_translation(settings: TranslationSettings, command: Sequence[str] = ()
             file=sys.stderr,
         )
         return _train(task, run, peak)
+
+
+def _changes(run: RunFolder, described: Mapping[str, Any]) -> str:
+    """The settings that a run goes on with and did not have: "steps 100 -> 200"."""
+    stored = run.settings()["settings"]
+    pairs = [(name, stored.get(name), value) for name, value in described.items()]
+    return ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
 def _task(
