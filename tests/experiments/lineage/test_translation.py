@@ -191,8 +191,8 @@ def test_a_stopped_run_goes_on_with_its_own_data_alone(data, tmp_path, monkeypat
     assert f"was not begun with the data that {tmp_path / 'other'} holds now" in line
     assert json.loads((out / "run.json").read_text()) == before
     told = cli(*command("copy", 4)).err
-    assert f"data {tmp_path / 'same'} -> {tmp_path / 'copy'}, " in told
-    assert "steps 3 -> 4 from now on" in told
+    moved = f"data {tmp_path / 'same'} -> {tmp_path / 'copy'}"
+    assert f"{out}: steps 3 -> 4, {moved} from now on" in told
     after = json.loads((out / "run.json").read_text())
     before["settings"] |= {"data": str(tmp_path / "copy"), "steps": 4}
     assert after == before
