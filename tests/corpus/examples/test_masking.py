@@ -102,6 +102,13 @@ def test_a_set_that_would_exceed_the_count_is_skipped():
     assert found == {(5, 6), (7,)}
 
 
+@pytest.mark.parametrize("masking", ["word", "span"])
+def test_a_row_in_which_no_word_fits_has_one_prediction(masking):
+    ids = np.array([[CLS, 10, 20_001, SEP, 11, 20_002, 20_003, SEP]] * 300, np.int32)
+    _, positions, _, weights = mask(ids, masking=masking, continuation=ABOVE)
+    assert (weights == 1).all() and set(positions[:, 0].tolist()) == {1, 2, 4, 5, 6}
+
+
 def test_a_continuation_after_the_separator_joins_the_word_before_it():
     # So does Google's create_masked_lm_predictions: it looks at the candidate before, not the row.
     ids = np.array([[CLS, 10, 11, SEP, 20_001, SEP]] * 100, np.int32)

@@ -74,7 +74,8 @@ def mask_rows(input_ids, lengths, keys, rules, predictions):
 
 @compiled
 def choose(ids, length, count, key, rules):
-    """Choose `count` positions of a row, or fewer when no set that fits is left.
+    """Choose `count` positions of a row, or fewer when no set that fits is left: at least one,
+    a token of a set where none fits.
 
     A set is a token or a whole word; a span is a number of sets from a random one on, up to a set
     that is taken or does not fit, or a special token.
@@ -102,6 +103,9 @@ def choose(ids, length, count, key, rules):
             for position in positions[start:stop]:
                 heads[position] = head if rules.masking == SPAN else position
             num_chosen += stop - start
+    if num_chosen == 0 and num_sets > 0:
+        position = positions[between(key, 2 * length, 0, starts[num_sets] - 1)]
+        heads[position] = position
     return heads
 
 
