@@ -144,3 +144,10 @@ def test_the_command(tmp_path):
     short = write(tmp_path / "short.txt", "cats")
     assert "short.txt: no word to predict" in refused("evaluate", folder, "--held-out", short)
     assert "--engine onnx" in refused("evaluate", folder, "--held-out", short, "--engine", "onnx")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.TSV.gz", "a.parquet"])
+def test_tables_are_refused(tmp_path, name):
+    table = write(tmp_path / name, "text\n")
+    line = refused("evaluate", made(tmp_path / "model"), "--held-out", table)
+    assert f"{table}: a table is no running text: write its texts to a .txt" in line

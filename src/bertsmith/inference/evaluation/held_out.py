@@ -24,6 +24,7 @@ from bertsmith.inference.evaluation.minimal_pairs import check_language_model
 from bertsmith.inference.fill import row_features
 from bertsmith.tasks.tagging.features import encode_words
 from bertsmith.text.readers.files import read_text
+from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, split_words
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
@@ -38,11 +39,14 @@ def measure_texts(model: Runner, paths: Sequence[Path], seed: int = 0) -> dict[s
     "words" were predicted; "unknown" of them, besides, the vocabulary cannot spell: their [UNK]
     would be guessed too easily. The sha256 is of the unpacked text.
 
-    Errors: ValueError as `check_language_model`, and for a text without a word to predict.
+    Errors: ValueError as `check_language_model`, for a table, and for a text without a word to
+    predict.
     """
     check_language_model(model)
     found = {}
     for path in paths:
+        if file_suffix(path) not in (None, ".txt"):
+            raise ValueError(f"{path}: a table is no running text: write its texts to a .txt")
         text = read_text(path)
         digest = hashlib.sha256(text.encode())
         rows, is_masked = masked_words(text, [seed, *digest.digest()])
