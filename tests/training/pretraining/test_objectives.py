@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from hashlib import blake2b
+from string import ascii_letters
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from bertsmith.training.pretraining.objectives import (
 )
 from bertsmith.training.pretraining.task import Pretraining, start_model
 
-from ...tiny import bertsmith, refused
+from ...tiny import animal_sentences, bertsmith, refused, write_store
 from ..runs import (
     CPU,
     NO_DROPOUT,
@@ -41,6 +43,10 @@ FIGURES = {
     "ltr": {"ltr_loss", "ltr_accuracy"},
     "ltr+rtl": {"ltr_loss", "ltr_accuracy", "rtl_loss", "rtl_accuracy"},
 }
+
+
+def is_held_out(text):
+    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "little") < 2**48 / 5
 
 
 @pytest.fixture
@@ -272,3 +278,14 @@ def test_a_model_of_one_direction_does_not_go_on_in_two(train):
     train("more", objective="ltr+rtl", steps=1, model=two)
     with pytest.raises(ValueError, match="`objective='mlm'`: .* two directions: use ltr.rtl"):
         train("less", objective="mlm", steps=1, model=two)
+
+
+def test_held_out_documents_without_a_pair_are_told_at_the_start(train, tmp_path, capsys):
+    texts = [" ".join(animal_sentences(12, n)) for n in range(40)]
+    kept = [[text] for text in texts if not is_held_out(text)]
+    kept += [[letter] for letter in ascii_letters if is_held_out(letter)]  # a token each
+    store = write_store(tmp_path / "store", kept)
+    result = train(corpus=store, objective="mlm+sop", steps=2, num_evals=2)
+    told = capsys.readouterr().err
+    assert result.finished and not result.eval_metrics
+    assert f"no held-out figures: {store}: no document of the held_out split can be cut" in told

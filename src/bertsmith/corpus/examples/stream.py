@@ -67,6 +67,10 @@ class Position:
         return f"epoch {self.epoch}, {section}index {self.index}"
 
 
+class NoPairs(ValueError):
+    """A text in which no document has two tokens to put in order."""
+
+
 class PretrainingStream:
     """Batches of a split by position; every method is pure and may be called by any thread.
 
@@ -218,7 +222,7 @@ class PretrainingStream:
         )
         pairs = EpochPairs(section, rules)
         if len(pairs) == 0:  # of sentence order: no document has two tokens
-            raise ValueError(
+            raise NoPairs(
                 f"{self.split.storage}: no document of the {self.split.name} split can be cut in "
                 "two segments: build the store of longer documents"
             )

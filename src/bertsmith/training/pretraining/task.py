@@ -20,7 +20,7 @@ from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.settings import NEXT_TOKEN, PAIR_NAMES
-from bertsmith.corpus.examples.stream import Position
+from bertsmith.corpus.examples.stream import NoPairs, Position
 from bertsmith.model.config import RELATIVES, ModelConfig, config_for, training_flops
 from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
@@ -292,13 +292,9 @@ def pretraining_tasks(
     model: PreTrainingModel, store: Corpus, settings: PretrainSettings, engine: Engine
 ) -> list[Pretraining]:
     """A task for each phase, with its own stream in another order and with other masks."""
-    vocabulary, number = store.tokenizer.vocabulary, store.held_out.num_documents
-    if number < FEWEST_HELD_OUT:
-        print(
-            f"no held-out figures: the store holds out {number} documents "
-            f"({FEWEST_HELD_OUT} are needed): build one that holds out more",
-            file=sys.stderr,
-        )
+    vocabulary, lack = store.tokenizer.vocabulary, _lack_of_held_out(store, settings)
+    if lack:
+        print(f"no held-out figures: {lack}", file=sys.stderr)
     tasks = []
     for phase in settings.phases():
         seed = settings.seed
@@ -306,10 +302,27 @@ def pretraining_tasks(
             seed = int(fold_in(seed_key(seed), phase.number))
         stream = open_stream(store.train, vocabulary, settings.examples(phase.length), seed)
         held_out = None
-        if number >= FEWEST_HELD_OUT:
+        if not lack:
             held_out = eval_stream(store, vocabulary, phase.length, settings)
         tasks.append(Pretraining(model, stream, held_out, settings, engine, phase))
     return tasks
+
+
+def _lack_of_held_out(store: Corpus, settings: PretrainSettings) -> str:
+    """The reason why nothing can be measured on the text that is held out; empty without one."""
+    number = store.held_out.num_documents
+    if number < FEWEST_HELD_OUT:
+        return (
+            f"the store holds out {number} documents "
+            f"({FEWEST_HELD_OUT} are needed): build one that holds out more"
+        )
+    if settings.objective == "mlm+sop":
+        length = settings.phases()[0].length
+        try:
+            eval_stream(store, store.tokenizer.vocabulary, length, settings).examples_in_epoch(0)
+        except NoPairs as error:
+            return str(error)
+    return ""
 
 
 def rows_per_forward(
