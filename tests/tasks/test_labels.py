@@ -134,6 +134,10 @@ def test_a_whole_float_is_the_class_of_its_integer(read):
     assert sets.label_names == ("1", "2") and sets.labels.tolist() == [[1, 1], [1, 0]]
     known = read(values(1.0, 0.0), CLASSES, ("0.0", "1.0"))  # of a model that took them apart
     assert known.labels.tolist() == [1, 0]
+    csv = read(cells("1.0", "0", "0.0"), CLASSES, ("0", "1"))  # as pandas writes them
+    assert csv.labels.tolist() == [1, 0, 0]
+    named = read(values(1.0, 0.0), replace(CLASSES, positive="0.0"))
+    assert named.label_names == ("1", "0")
     assert read(cells("1", "1.0"), CLASSES).label_names == ("1", "1.0")  # texts are as they stand
 
 

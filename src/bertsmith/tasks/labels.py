@@ -92,6 +92,7 @@ def _parse_classes(
         found.append(written(value, known))
     names, positive = known or sort_names(set(found)), task.positive
     if cells.is_train and positive is not None:
+        positive = written(positive, names)
         if positive not in names or len(names) != 2:
             raise ValueError(
                 f"`positive={positive!r}`: the labels of column '{cells.column}' of {cells.path}"
@@ -187,14 +188,18 @@ PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
 
 
 def written(value: Any, known: Sequence[str] = ()) -> str:
-    """A label as a text; a whole float is its integer, unless it is `known` as it stands.
+    """A label as a text; a whole float is its integer, unless it is `known` as it stands, and so
+    is the text of one whose integer is known.
 
-    >>> written(1.0), written("1.0"), written(1.0, ["1.0"])
-    ('1', '1.0', '1.0')
+    >>> written(1.0), written("1.0"), written(1.0, ["1.0"]), written("1.0", ["0", "1"])
+    ('1', '1.0', '1.0', '1')
     """
-    text = str(value).strip()
-    is_whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if is_whole and text not in known else text
+    text, is_float = str(value).strip(), isinstance(value, float)
+    number = parse_number(value) if is_float or known else None
+    if text in known or number is None or not number.is_integer():
+        return text
+    whole = str(int(number))
+    return whole if is_float or whole in known else text
 
 
 def is_missing(value: Any) -> bool:

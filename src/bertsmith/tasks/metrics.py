@@ -148,7 +148,8 @@ def _macro_f1(true: np.ndarray, guess: np.ndarray, num_labels: int) -> float:
 
 def _correlation(name: str) -> Callable[..., float]:
     def correlation(true: np.ndarray, guess: np.ndarray, _: int) -> float:
-        from scipy import stats  # comes with scikit-learn
+        _scikit_learn()  # with which scipy comes
+        from scipy import stats
 
         return getattr(stats, name)(true, guess).statistic
 

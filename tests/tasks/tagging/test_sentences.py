@@ -164,8 +164,16 @@ def tagged(tokens, **tags):
         ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
         ("a.tsv", "1\tAnn sings\n", "a.tsv:1: the last column holds 'Ann sings', not a tag: the"),
         ("a.csv", "tokens,id\nAnn,1\n", "a.csv: no column 'tags' for `label`: name one"),
-        ("a.csv", "tokens,tags\nAnn,X\n\nEh,O\n", "a.csv: no row holds two words, but a row is a"),
-        ("a.tsv", "tokens\ttags\nAnn\tX\nis\tO\n", "a.tsv: no row holds two .* CoNLL columns wi"),
+        (
+            "a.csv",
+            "tokens,tags\n" + "Ann,X\n\nEh,O\n" * 10,
+            "a.csv: no row holds two words, but a row is a",
+        ),
+        (
+            "a.tsv",
+            "tokens\ttags\n" + "Ann\tX\nis\tO\n" * 10,
+            "a.tsv: no row holds two .* CoNLL columns wi",
+        ),
         ("a.tsv", "word\tpos\nAnn\tN\nis\tV\n", "a.tsv:1: the header 'word', 'pos' would be a"),
         ("a.conll", "\nToken x Tag\nAnn x N\n", "a.conll:2: the header .*: CoNLL columns have no"),
         ("a.csv", "tokens,tags\nAnn sings,O\n", "a.csv:2: 2 tokens, but 1 tags: one tag a token"),

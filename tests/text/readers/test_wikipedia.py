@@ -62,7 +62,7 @@ See [http://rome.example the site], not [http://rome.example]. A ''[[title]]''{{
 After the table<br />with H<sub>2</sub>O, <nowiki>''not'' [[a link]]</nowiki>,
 <small>small</small> text and <math>x^2</math>. __NOTOC__
 
-__NOTOC__'''Python''' has __init__, snake__case__x and A__B__C. __ОГЛАВЛЕНИЕ__
+__NOTOC__'''Python''' has __init__, snake__case__x and A__B__C. __TOC__So. __ОГЛАВЛЕНИЕ__
 * item one
 ** [[nested]] item
 # number
@@ -89,7 +89,7 @@ EXPECTED = [
     "Rome is the capital of Italy and l'amour of the continent. It has 5 km² — AT&T <b>.",
     "See the site, not. A title.",
     "After the table with H2O, ''not'' [[a link]], small text and.",
-    "Python has __init__, snake__case__x and A__B__C.",
+    "Python has __init__, snake__case__x and A__B__C. So.",
     "Next to Kategorie:Rome, Rome in French, a word and 2001: A Film.",
     "A quotation.",
     "The end is here.",

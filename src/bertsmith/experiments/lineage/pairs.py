@@ -447,8 +447,12 @@ def read_splits(
 
 def fingerprint(*splits: Pairs) -> str:
     """SHA-256 of the texts, wherever they are."""
-    texts = json.dumps([[pairs.source, pairs.target] for pairs in splits])
-    return hashlib.sha256(texts.encode()).hexdigest()
+    whole = hashlib.sha256()
+    for pairs in splits:
+        for pair in zip(pairs.source, pairs.target, strict=True):
+            whole.update(json.dumps(pair).encode())
+        whole.update(b"\n")
+    return whole.hexdigest()
 
 
 def split_of(data: Mapping[str, Pairs], split: str, origin: Path) -> Pairs:

@@ -47,6 +47,7 @@ from bertsmith.text.tokenizer.rows import concatenated_ranges
 TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
 SPLIT_AT_BLANKS = (".csv", ".tsv")
+MANY_ROWS = 20  # of one word each are hardly sentences
 
 # what a header calls the columns, which CoNLL's files have not
 WORD_NAMES = ("word", "words", "token", "tokens", "form", "text")
@@ -291,7 +292,7 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
     cells, lines = read_columns(path, dict(zip(columns, roles, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
-        if need_tags and len(lines) > 1 and all(len(row) < 2 for row in cells[columns[0]]):
+        if need_tags and len(lines) >= MANY_ROWS and all(len(row) < 2 for row in cells[columns[0]]):
             raise ValueError(
                 f"{path}: no row holds two words, but a row is a sentence: write its words into one"
                 " cell with blanks between, or CoNLL columns without a header: a word a line, its"

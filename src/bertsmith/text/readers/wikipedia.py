@@ -56,7 +56,7 @@ LIST, BREAK = "\0", "\n\n"  # a list item begins; a passage ends (XML cannot hol
 # A line of a list, and one of a table or template that does not end, which is no markup then.
 NO_TEXT = re.compile(r"^(?:.*\0.*|\s*(?:\{\||\{\{|\}\}|\|).*)$", re.MULTILINE)
 QUOTES = re.compile("'{2,}")  # italics, bold
-SWITCH = re.compile(r"(?<!\w)__[^\W\d_a-z]+__(?!\w)")  # __NOTOC__, but not __init__
+SWITCH = re.compile(r"(?<!\w)__[^\W\d_a-z]+__")  # __NOTOC__, but not __init__
 # Left in brackets of which a template is gone: "Rome (; )", "(; born 1950)"; but not of "print()".
 EMPTY = re.compile(r"(?<!\w)\([\s,;:]*\)")
 OPENED = re.compile(r"\(\s*(?:[,;:]\s+)+")
