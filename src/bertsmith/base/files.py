@@ -124,8 +124,8 @@ def _remove(path: Path) -> None:
 
 
 def nearby(path: Path, holds: str = "") -> str:
-    """The end of a message on an absent path: a neighbour of nearly its name, or nothing; of a path
-    that is no file: that it is a folder.
+    """The end of a message on a path that is no file: that it is a folder, else a neighbour of
+    nearly its name, or nothing.
 
     `holds`: what such a neighbour has in it.
     """

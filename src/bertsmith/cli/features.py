@@ -341,8 +341,8 @@ def _check_search(settings: Search) -> None:
     has_vectors = settings.queries is not None and settings.queries.suffix == ".npy"
     unread = [f"--{name}" for name in ("model", "prompt") if getattr(settings, name) is not None]
     if has_vectors and unread:
-        unread_here = f"without effect: {settings.queries} has vectors: leave it out"
-        raise ValueError(f"{', '.join(unread)}: {unread_here}")
+        flags = ", ".join(unread)
+        raise ValueError(f"{flags}: without effect: {settings.queries} has vectors: leave it out")
     files = [settings.texts, None if has_vectors else settings.queries]
     if settings.text is not None and all(file is None or is_text(file) for file in files):
         raise ValueError(f"--text {settings.text}: no table is read: leave it out")

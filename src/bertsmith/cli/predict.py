@@ -183,7 +183,6 @@ def run_predict(settings: Predict) -> None:
     models[0].model_task = model_task = common_model_task(models[0], models[1:])
     if settings.text is not None and is_lines(settings.input, model_task.task):
         raise no_columns(settings.input, settings.text)
-    columns = {"text": settings.text, "text_pair": settings.text_pair}
     check_columns(models[0].task_type, model_task.task, [Path(settings.input)], columns)
     if not isinstance(models[0].task_type, TextType) or settings.submission:
         answer_whole(models, settings)

@@ -257,7 +257,7 @@ def split_dev(examples: AnyExamples, share: float, seed: int) -> tuple[AnyExampl
         members = distinct[strata == stratum]
         in_dev[random.permutation(members)[: dev_size(share, len(members))]] = True
     in_dev = in_dev[original]
-    if examples.labels.dtype.kind != "f":
+    if examples.labels.dtype.kind != "f":  # copies of a text may have other labels than it
         rows, classes = np.arange(len(examples)), examples.labels
         if classes.ndim == 2:
             rows, classes = np.nonzero(classes)

@@ -69,7 +69,7 @@ def compute_metrics(
     {'accuracy': 0.75}
 
     Errors: ValueError as `check_metrics` and for answers that are not finite; ModuleNotFoundError
-    that names the extra when scikit-learn, which all but accuracy ask, is absent.
+    that names the extra when scikit-learn, which all but accuracy need, is absent.
     """
     task_type = {"i": "classify", "f": "regress", "b": "multilabel"}[labels.dtype.kind]
     check_metrics(names, task_type, num_labels)

@@ -71,7 +71,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Kept:
-    """The rest of the way to the vectors of the start, besides pooling and length, which stays."""
+    """Parts of the start's way to its vectors that stay; pooling and length are settings."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by name."""
