@@ -268,7 +268,7 @@ def test_predict_refuses_a_column_of_texts_a_line(tmp_path, reviews):
     path, out = write(tmp_path / "in.txt", "body\tstars\ngood\t5\n"), tmp_path / "o.csv"
     for source in (path, "-"):
         line = refused("predict", reviews, source, "--text", "bodies", "--out", out)
-        assert f"--text bodies: {source} is a text a line and has no column 'bodies'" in line
+        assert f"--text bodies: {source} is no table and has no column 'bodies'" in line
     bertsmith("predict", reviews, path, "--text", "body", "--out", out)
     assert out.read_text().splitlines()[0] == "body,stars,predicted_stars,probability"
 

@@ -478,7 +478,7 @@ def run_features_ner(settings: FeaturesNer) -> None:
 
     check_folder(settings.out)
     folder, task, task_type = open_model_folder(settings.model), find_task("ner"), Tag()
-    train, dev, record = read_data(task_type, task, settings.data, None)
+    train, dev, record = read_data(task_type, task, settings.data)
     data = {"train": train, **dev}
     if "tokens_per_window" in settings.given:
         check_tokens_per_window(

@@ -166,7 +166,6 @@ def run_predict(settings: Predict) -> None:
     from bertsmith.inference.bulk import answer_rows
     from bertsmith.inference.ensemble import common_model_task
     from bertsmith.inference.model_task import read_model_task
-    from bertsmith.tasks.answer_files import is_lines, no_columns
     from bertsmith.tasks.examples import empty_note
     from bertsmith.tasks.features import long_note
     from bertsmith.training.finetuning.task_types.base import check_columns
@@ -181,8 +180,6 @@ def run_predict(settings: Predict) -> None:
     for model in models:
         model.model_task = read_model_task(model.folder, **columns)
     models[0].model_task = model_task = common_model_task(models[0], models[1:])
-    if settings.text is not None and is_lines(settings.input, model_task.task):
-        raise no_columns(settings.input, settings.text)
     check_columns(models[0].task_type, model_task.task, [Path(settings.input)], columns)
     if not isinstance(models[0].task_type, TextType) or settings.submission:
         answer_whole(models, settings)

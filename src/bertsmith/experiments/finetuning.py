@@ -35,7 +35,7 @@ from bertsmith.training.finetuning.run import KIND, begun_settings, check_seeds,
 from bertsmith.training.finetuning.settings import FinetuneSettings, Provenance
 from bertsmith.training.finetuning.sweep import sweep
 from bertsmith.training.finetuning.task_types import TASK_TYPES
-from bertsmith.training.finetuning.task_types.base import check_columns, read_data
+from bertsmith.training.finetuning.task_types.base import read_data
 from bertsmith.training.finetuning.trainer import InitialModel, Trainer, with_metric
 
 COLUMNS = ("text", "text_pair", "label")
@@ -132,9 +132,8 @@ def run_request(
     # before much data is read
     engine = choose_engine(request.device, request.precision, request.threads)
     recipe.encoding(task_type.default_length, read_config(start.folder).max_positions)
-    train, dev, files = read_data(task_type, task, request.data, request.dev)
     named = {name: getattr(request, name) for name in COLUMNS if name in request.given}
-    check_columns(task_type, task, [Path(one.source) for one in (train, *dev.values())], named)
+    train, dev, files = read_data(task_type, task, request.data, request.dev, named)
     if "tokens_per_window" in request.given:
         check_tokens_per_window(
             request.tokens_per_window, request.document_context, train, *dev.values()

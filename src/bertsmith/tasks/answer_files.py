@@ -67,11 +67,11 @@ def is_lines(source: str, task: Task) -> bool:
     )
 
 
-def no_columns(source: str | Path, column: str) -> ValueError:
-    """The error for a column that is named for a text a line."""
+def no_column(source: str | Path, name: str, column: str) -> ValueError:
+    """The error for a column that the setting `name` gives for a file without columns."""
     return ValueError(
-        f"`text={column!r}`: {source} is a text a line and has no column '{column}': leave"
-        " `text` out"
+        f"`{name}={column!r}`: {source} is no table and has no column '{column}': leave"
+        f" `{name}` out"
     )
 
 
@@ -125,7 +125,7 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[tuple[
             yield line, row[column]
         return
     if column is not None:
-        raise no_columns(source, column)
+        raise no_column(source, "text", column)
     for number, line in text_lines(str(source), COLUMN):
         text = line.strip()
         is_empty = is_empty and not text

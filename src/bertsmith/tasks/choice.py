@@ -15,7 +15,7 @@ import numpy as np
 
 from bertsmith.tasks.examples import LabelledExamples, check_texts, read_task
 from bertsmith.tasks.features import Features, choice_windows, text_rows
-from bertsmith.tasks.labels import describe_balance, label_hint, written
+from bertsmith.tasks.labels import describe_balance, label_hint, label_text
 from bertsmith.tasks.task import TASKS, EncodingSettings, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -118,7 +118,7 @@ def _label(value: Any, names: list[str], where: str, task: Task) -> int:
     >>> [_label(value, ["one", "two", "three"], "x:1", find_task("swag")) for value in ("2", "two")]
     [2, 1]
     """
-    label = "" if value is None or isinstance(value, bool) else written(value, names)
+    label = "" if value is None or isinstance(value, bool) else label_text(value, names)
     if label in names:
         return names.index(label)
     if label.isdecimal() and int(label) < len(names):

@@ -89,10 +89,10 @@ def _parse_classes(
                 f"{cells.path}:{cells.lines[row]}: empty label in column '{cells.column}':"
                 f" {label_hint(task)}"
             )
-        found.append(written(value, known))
+        found.append(label_text(value, known))
     names, positive = known or sort_names(set(found)), task.positive
     if cells.is_train and positive is not None:
-        positive = written(positive, names)
+        positive = label_text(positive, names)
         if positive not in names or len(names) != 2:
             raise ValueError(
                 f"`positive={positive!r}`: the labels of column '{cells.column}' of {cells.path}"
@@ -142,7 +142,7 @@ def _parse_sets(
     cells: Cells, task: Task, known: tuple[str, ...]
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     rows = [_parse_set(value, task, cells, row) for row, value in enumerate(cells.values)]
-    rows = [[written(label, known) for label in labels] for labels in rows]
+    rows = [[label_text(label, known) for label in labels] for labels in rows]
     found = set().union(*rows)
     names = known or sort_names(found)
     indices = {name: index for index, name in enumerate(names)}
@@ -187,11 +187,11 @@ PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
 }
 
 
-def written(value: Any, known: Sequence[str] = ()) -> str:
+def label_text(value: Any, known: Sequence[str] = ()) -> str:
     """A label as a text; a whole float is its integer, unless it is `known` as it stands, and so
     is the text of one whose integer is known.
 
-    >>> written(1.0), written("1.0"), written(1.0, ["1.0"]), written("1.0", ["0", "1"])
+    >>> label_text(1.0), label_text("1.0"), label_text(1.0, ["1.0"]), label_text("1.0", ["0", "1"])
     ('1', '1.0', '1.0', '1')
     """
     text, is_float = str(value).strip(), isinstance(value, float)

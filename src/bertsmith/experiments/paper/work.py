@@ -132,7 +132,7 @@ class TaskData:
     def sets(self) -> tuple[Any, Any, dict[str, Any]]:
         """(train, dev, the files for run.json)."""
         task_type = TASK_TYPES[self.task.task_type]
-        train, dev, files = read_data(task_type, self.task, self.path, None)
+        train, dev, files = read_data(task_type, self.task, self.path)
         sizes = self.scale.train_examples, self.scale.dev_examples
         parts = []
         for part, most in zip((train, next(iter(dev.values()))), sizes, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,7 @@ def read_sentences(
             " .jsonl, .parquet or .csv with a sentence a row"
         )
     found = Columns()
-    suffix, names = file_suffix(path), set(columns if need_tags else columns[:1])
-    # a .tsv may hold CoNLL columns
-    is_tsv = suffix == ".tsv" and names <= set(column_names(path))
-    if is_tsv or suffix == ".csv" or suffix in TABLES:
+    if is_table(path, columns if need_tags else columns[:1]):
         _read_table(path, need_tags, columns, found)
     else:
         _read_columns(path, need_tags, found, tag_column)
@@ -172,6 +169,13 @@ def check_words(sentences: Sentences) -> Sentences:
     if not sentences.words:
         raise ValueError(f"{sentences.source}: no words in this file")
     return sentences
+
+
+def is_table(path: Path, names: Iterable[str]) -> bool:
+    """True for a table with names of columns; a .tsv that lacks one of `names` is CoNLL columns."""
+    suffix = file_suffix(path)
+    is_tsv = suffix == ".tsv" and set(names) <= set(column_names(path))
+    return is_tsv or suffix == ".csv" or suffix in TABLES
 
 
 def has_columns(lines: Sequence[str], names: Sequence[str]) -> bool:

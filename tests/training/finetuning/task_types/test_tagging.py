@@ -65,8 +65,8 @@ def test_columns_named_for_conll_are_refused(tmp_path, model_folder):
     task = own_task("tag", "words", None, "tags")
     named = write(tmp_path / "a.tsv", "words\ttags\nann\tO\n")
     unnamed = write(tmp_path / "b.tsv", "ann\tO\n")
-    assert KIND.has_columns(named, task) and not KIND.has_columns(unnamed, task)
-    assert all(KIND.has_columns(tmp_path / name, task) for name in ("a.csv", "a.jsonl"))
+    assert KIND.is_table(named, task) and not KIND.is_table(unnamed, task)
+    assert all(KIND.is_table(tmp_path / name, task) for name in ("a.csv", "a.jsonl"))
     check_columns(KIND, task, [unnamed, named], {"text": "words", "label": None})
     check_columns(KIND, task, [unnamed], {"text": None})
 

@@ -65,7 +65,7 @@ class AnswerQuestions(TaskType):
     def is_labelled(self, path: Path, task: Task) -> bool:
         return has_answers(path) if is_json(path) else super().is_labelled(path, task)
 
-    def has_columns(self, path: Path, task: Task) -> bool:
+    def is_table(self, path: Path, task: Task) -> bool:
         return not is_json(path)
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Questions:

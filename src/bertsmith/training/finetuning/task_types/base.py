@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bertsmith.tasks.answer_files import no_column
 from bertsmith.tasks.examples import find_file, is_labelled, single_file, split_dev, summarize
 from bertsmith.tasks.metrics import sigmoid
 from bertsmith.tasks.task import EncodingSettings, Task
@@ -77,7 +78,7 @@ class TaskType:
         """True for a file that may have labels."""
         return is_labelled(path, task)
 
-    def has_columns(self, path: Path, task: Task) -> bool:
+    def is_table(self, path: Path, task: Task) -> bool:
         """True for a file whose columns have names."""
         return True
 
@@ -165,22 +166,28 @@ class TaskType:
 
 
 def read_data(
-    task_type: TaskType, task: Task, data: Path, dev: Path | None
+    task_type: TaskType,
+    task: Task,
+    data: Path,
+    dev: Path | None = None,
+    columns: Mapping[str, str | None] | None = None,
 ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Read the training set and the dev sets by name; the third are their files, for run.json.
 
-    Without a dev file a tenth of the training set is split off.
+    Without a dev file a tenth of the training set is split off. `columns`: those that are named.
 
-    Errors: ValueError when `dev` is a folder, but for that of one split; those of `TaskType.read`.
+    Errors: ValueError when `dev` is a folder, but for that of one split; those of `check_columns`
+    and of `TaskType.read`.
     """
     dev = dev and (single_file(dev) or dev)
     if dev and dev.is_dir():
         raise ValueError(f"`dev={str(dev)!r}`: a folder: name the file in it")
     train_file = task_type.find_file(task, data, "train")
     assert train_file is not None
-    train = task_type.read(train_file, task)
     found = {split: task_type.find_file(task, data, split) for split in task.dev_splits}
     files = {"dev": dev} if dev else {name: path for name, path in found.items() if path}
+    check_columns(task_type, task, [train_file, *files.values()], columns or {})
+    train = task_type.read(train_file, task)
     names = task_type.label_names(train)
     sets = {name: task_type.read(path, task, names) for name, path in files.items()}
     if not sets:
@@ -200,12 +207,8 @@ def check_columns(
 ) -> None:
     """Refuse columns that are named (not None) where no file has any. Errors: ValueError."""
     given = {name: column for name, column in columns.items() if column is not None}
-    if given and not any(task_type.has_columns(file, task) for file in files):
-        name, column = next(iter(given.items()))
-        raise ValueError(
-            f"`{name}={column!r}`: {files[0]} is no table and has no column '{column}': leave"
-            f" `{name}` out"
-        )
+    if given and not any(task_type.is_table(file, task) for file in files):
+        raise no_column(files[0], *next(iter(given.items())))
 
 
 def balanced_weights(labels: np.ndarray, num_classes: int) -> np.ndarray:

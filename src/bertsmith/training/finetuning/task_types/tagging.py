@@ -20,16 +20,16 @@ from bertsmith.tasks.tagging.features import IGNORED, TagFeatures, featurize_sen
 from bertsmith.tasks.tagging.running_text import running_text
 from bertsmith.tasks.tagging.schemes import OUTSIDE, classes_scheme, tag_scores
 from bertsmith.tasks.tagging.sentences import (
-    TABLES,
     Sentences,
     has_columns,
+    is_table,
     read_sentences,
     write_columns,
     write_tagged,
 )
 from bertsmith.tasks.tagging.summary import split_sentences, summarize_sentences
 from bertsmith.tasks.task import Task
-from bertsmith.text.readers.tables import column_names, file_suffix
+from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.finetuning.task_types.base import ModelTask, Records, TaskType
 
@@ -51,10 +51,8 @@ class Tag(TaskType):
     default_length = 256
     default_batch = 8  # rows, which hold several sentences each
 
-    def has_columns(self, path: Path, task: Task) -> bool:
-        suffix = file_suffix(path)
-        is_tsv = suffix == ".tsv" and task.text in column_names(path)
-        return is_tsv or suffix == ".csv" or suffix in TABLES
+    def is_table(self, path: Path, task: Task) -> bool:
+        return is_table(path, [task.text])
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Sentences:
         """Read CoNLL columns or a table of words.

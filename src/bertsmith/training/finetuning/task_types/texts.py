@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertsmith.tasks.answer_files import read_rows
+from bertsmith.tasks.answer_files import is_lines, read_rows
 from bertsmith.tasks.answer_tables import (
     AnswerTable,
     answer_columns,
@@ -85,6 +85,9 @@ class TextType(LabelType):
     """A label for a text or a pair of texts."""
 
     head = "SequenceClassifier"
+
+    def is_table(self, path: Path, task: Task) -> bool:
+        return not is_lines(str(path), task)
 
     def read(self, path: Path, task: Task, label_names: Sequence[str] | None = None) -> Examples:
         return read_examples(path, task, label_names)
