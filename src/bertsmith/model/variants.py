@@ -90,11 +90,15 @@ def reversal(lengths_B: Tensor, length: int) -> Tensor:
     return torch.where(columns_BS >= 0, columns_BS, columns_S)
 
 
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values."""
-    read = norm or nn.Identity()
+    read = norm or unchanged
     if positions_BQ is None:
         return x_BSH, qkv(read(x_BSH)).chunk(3, dim=-1)
     size = x_BSH.shape[2]

@@ -50,16 +50,25 @@ def has_kernels(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.bfloat16)
 
 
-def rows(tensor: Tensor) -> np.ndarray:
-    """A contiguous tensor as a matrix [rows, last dimension] for a kernel; memory is shared."""
+def flat(tensor: Tensor) -> np.ndarray:
+    """A contiguous tensor's memory as an array of one dimension for a kernel; bf16 as its bits.
+
+    NumPy reshapes: in a short step an operator of PyTorch costs most by letting the other threads
+    of Python run.
+    """
     assert tensor.is_contiguous()
-    flat = tensor.detach().view(-1, tensor.shape[-1])
-    return flat.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else flat.numpy()
+    is_bf16 = tensor.dtype == torch.bfloat16
+    return (tensor.view(torch.uint16) if is_bf16 else tensor.detach()).numpy().reshape(-1)
+
+
+def rows(tensor: Tensor) -> np.ndarray:
+    """A contiguous tensor as a matrix [rows, last dimension]; memory is shared."""
+    return flat(tensor).reshape(-1, tensor.shape[-1])
 
 
 def vector(tensor: Tensor) -> np.ndarray:
-    """A copy of a weight for a kernel: NumPy would hold its memory, which sharding must free."""
-    return rows(tensor.detach().clone())[0]
+    """A copy of a weight: NumPy would hold its memory, which sharding must free."""
+    return flat(tensor).copy()
 
 
 def seed_dropout(key: int, count: int = 0) -> None:

@@ -106,20 +106,20 @@ class _ResidualNorm(torch.autograd.Function):
         key = np.uint32(next_key() if rate else 0)
         ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate), key
         sums, result = torch.empty_like(x), torch.empty_like(x)
-        means, scales = torch.empty(2, x.numel() // len(bias_H)).unbind()
+        moments = torch.empty(2, x.numel() // len(bias_H))  # means and scales
         vectors = vector(bias_H), vector(weight_H), vector(shift_H)
-        outputs = rows(sums), rows(result), means.numpy(), scales.numpy()
+        outputs = rows(sums), rows(result), *moments.numpy()
         residual_norm_rows(rows(x), rows(branch), *vectors, np.float32(eps), *ctx.dropped, outputs)
-        ctx.save_for_backward(sums, means, scales, bias_H, weight_H)
+        ctx.save_for_backward(sums, moments, bias_H, weight_H)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        sums, means, scales, bias_H, weight_H = ctx.saved_tensors
+        sums, moments, bias_H, weight_H = ctx.saved_tensors
         above, x_gradient = gradients[0].contiguous(), torch.empty_like(sums)
         branch_gradient = torch.empty_like(sums) if ctx.dropped[1] else x_gradient
         vectors = torch.zeros(3, len(bias_H))  # gradients by weight, shift and bias
-        saved = rows(sums), means.numpy(), scales.numpy()
+        saved = rows(sums), *moments.numpy()
         outputs = rows(x_gradient), rows(branch_gradient), *vectors.numpy()
         residual_norm_gradient_rows(rows(above), saved, vector(weight_H), *ctx.dropped, outputs)
         by_weight, by_shift = vectors[:2].to(weight_H.dtype)

@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from bertsmith.model.kernels.elementwise import flat
 from bertsmith.model.kernels.numbers import load, store, vectorized
 from bertsmith.training.optimizers import Muon, first_state
 from bertsmith.training.ranks import full_tensor
@@ -72,7 +72,7 @@ class FusedUpdate(Update):
     def norm(self) -> float:
         self.replicas.add_ranks()
         self._trained = self.replicas.trained()
-        self._gradients = [tuple(map(_flat, part.gradients)) for part in self._trained]
+        self._gradients = [tuple(map(flat, part.gradients)) for part in self._trained]
         self._chunks = [
             (number, start, min(start + CHUNK, part.weight.numel()))
             for number, part in enumerate(self._trained)
@@ -104,7 +104,7 @@ class FusedUpdate(Update):
     def load(self) -> None:
         self.replicas.add_ranks()
         for part in self.replicas.trained():
-            gradients, weight = tuple(map(_flat, part.gradients)), _flat(part.weight)
+            gradients, weight = tuple(map(flat, part.gradients)), flat(part.weight)
             sum_of_squares(gradients, 0, 0)  # empty chunks
             adamw_chunk(gradients, 0, 0, weight, (weight, weight), _flat_copy(part), NO_FACTORS)
 
@@ -126,19 +126,12 @@ class FusedUpdate(Update):
             1 / math.sqrt(1 - beta2**step),
             group["eps"],
         ]
-        moments = _flat(state["exp_avg"]), _flat(state["exp_avg_sq"])
-        return _flat(part.weight), moments, _flat_copy(part), np.array(factors, np.float32)
+        moments = flat(state["exp_avg"]), flat(state["exp_avg_sq"])
+        return flat(part.weight), moments, _flat_copy(part), np.array(factors, np.float32)
 
 
 def _flat_copy(part: Trained) -> np.ndarray:
-    return NO_COPY if part.copy is None else _flat(part.copy)
-
-
-def _flat(tensor: Tensor) -> np.ndarray:
-    """A tensor's own memory; bf16 as its bits."""
-    assert tensor.is_contiguous()
-    flat = tensor.detach().view(-1)
-    return flat.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else flat.numpy()
+    return NO_COPY if part.copy is None else flat(part.copy)
 
 
 # In the kernels below gradients are a tuple of flat arrays, all float32 or all bf16, of which the
