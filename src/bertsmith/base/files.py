@@ -239,13 +239,22 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Errors: FileNotFoundError; ValueError with file and line if not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+        text = path.read_text(encoding="utf-8-sig")  # editors of Windows write a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text at byte {error.start}") from error
-    except (RecursionError, ValueError) as error:  # nested too deeply; a number of 5,000 digits
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    return parse_json(text, path)
+
+
+def parse_json(text: str, source: Path) -> Any:
+    """The value of a JSON text. Errors: ValueError with the file it is from, and the line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{source}:{error.lineno}: not valid JSON ({error.msg})") from error
+    except RecursionError:
+        raise ValueError(f"{source}: JSON nested too deeply") from None
+    except ValueError as error:  # a number of 5,000 digits
+        raise ValueError(f"{source}: not valid JSON ({error})") from error
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ C). A text with fewer words cannot be checked; the report counts those.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertsmith.base.files import nearby
+from bertsmith.base.files import nearby, parse_json
 from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch
 from bertsmith.corpus.dedup import ngram_hashes, word_hashes
@@ -144,12 +143,7 @@ def evaluation_texts(path: Path) -> Iterator[str]:
         raise ValueError(f"{path}: give evaluation sets as json, jsonl, csv, tsv or txt")
     if unpacked_name(path).endswith(".json"):
         text = "\n".join(line for _, line in read_lines(path, MAX_JSON))
-        try:
-            yield from _strings(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
-        except RecursionError:
-            raise ValueError(f"{path}: JSON nested too deeply") from None
+        yield from _strings(parse_json(text, path))
     elif kind == ".tsv":
         yield from (cell for _, line in read_lines(path, MAX_ROW) for cell in line.split("\t"))
     elif kind == ".csv":

@@ -134,7 +134,8 @@ GOOD = {"id": "q", "question": "Who?"}
     ("text", "message"),
     [
         ("{", r":1: not valid JSON \(Expecting property name"),
-        ("[" * 100_000, ": nested too deeply"),
+        ("[" * 100_000, ": JSON nested too deeply"),
+        ("9" * 5_000, r": not valid JSON \(Exceeds the limit"),
         ("[]", ": no 'data' here, as SQuAD's format has it"),
         ('{"data": {}}', r": 'data' is \{\}, not a list"),
         ('{"data": [{}]}', r": data\[0\]: no 'paragraphs' here"),

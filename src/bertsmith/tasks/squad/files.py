@@ -14,12 +14,11 @@ paper (section 4.2) only the beginning of a document is read; one without an ali
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bertsmith.base.files import nearby
+from bertsmith.base.files import nearby, parse_json
 from bertsmith.tasks.examples import check_texts, read_task
 from bertsmith.tasks.squad.questions import Question, Questions, locate_answer, phrase_pattern
 from bertsmith.tasks.task import Task
@@ -118,12 +117,7 @@ def _field(value: Any, name: str, expected: type, where: str) -> Any:
 def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file{nearby(path)}")
-    try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
-    except RecursionError as error:
-        raise ValueError(f"{path}: nested too deeply to be SQuAD's format") from error
+    return parse_json(read_text(path), path)
 
 
 def read_question_rows(path: Path, task: Task, need_answers: bool = True) -> Questions:
