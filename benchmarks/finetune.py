@@ -14,8 +14,9 @@ its own; seed by seed the systems take turns. All have the same files, epochs, b
 Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
 the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios
 are medians over the seeds of one seed's ratio, of those that both trained on one kind of processor.
-Results of earlier invocations with the same settings are kept, by system and seed, and each result
-when it is there: what a kill left out can be asked for by --seeds and --systems.
+Results go to results/finetune, one file a kind of processor. Those of earlier invocations with the
+same settings are kept, by system and seed, and each result when it is there: what a kill left out
+can be asked for by --seeds and --systems.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from typing import Any
 from bertsmith.base.files import read_json, read_json_lines, write_json, write_text
 from bertsmith.training.engine import choose_engine, cpu_name, machine, measure_peak
 from finetune_data import prepare
+from inference_report import kind_of_processor
 
 SYSTEMS = (
     "bertsmith",
@@ -326,14 +328,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--model", type=Path, default=published_model())
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/finetune")
     arguments = parser.parse_args()
     changes = {
         name: getattr(arguments, name) or None
         for name in ("examples", "epochs", "rate")
         if getattr(arguments, name) is not None
     }
-    path = arguments.out / "finetune.json"
+    path = arguments.out / f"{kind_of_processor()}.json"
     results = read_json(path)["results"] if path.exists() else []
     engine = choose_engine("cpu", threads=arguments.threads)
     words = ["--tasks", *arguments.tasks, "--systems", *arguments.systems]
