@@ -178,7 +178,7 @@ def test_a_parquet_without_tokens_has_texts(tmp_path):
         ("in.txt", "\n \n", None, "in.txt: no text in it"),
         ("in.csv", "text\n \n", None, "in.csv: no words in this file"),
         ("in.conll", "", None, "in.conll: no words in this file"),
-        ("in.txt", "the cat", "body", "`text='body'`: .*in.txt is a text a line"),
+        ("in.txt", "the cat", "body", "`text='body'`: .*in.txt is no table"),
         ("in.conll", "the O", "body", "`text='body'`: .*in.conll is read as CoNLL columns"),
         ("in.csv", "texts\nthe\n", None, "no column 'text' for `text`: did you mean 'texts'"),
         ("in.jsonl", '{"text": 3}\n', "text", "in.jsonl:1: column 'text' holds 3, not a text"),

@@ -67,8 +67,8 @@ def rows(tensor: Tensor) -> np.ndarray:
 
 
 def vector(tensor: Tensor) -> np.ndarray:
-    """A copy of a weight: NumPy would hold its memory, which sharding must free."""
-    return flat(tensor).copy()
+    """A copy of a weight: memory that NumPy has seen cannot be freed any more, as sharding does."""
+    return flat(tensor.clone())
 
 
 def seed_dropout(key: int, count: int = 0) -> None:
