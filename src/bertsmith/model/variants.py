@@ -24,6 +24,7 @@ from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
 from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
 
 LayerType = TypeVar("LayerType", bound=nn.Module)
+IDENTITY = nn.Identity()  # made once: a module costs microseconds, in every layer of every pass
 
 
 @dataclass(frozen=True, eq=False)  # compared as an object: PyTorch 2.11 hashes it while it compiles
@@ -90,23 +91,18 @@ def reversal(lengths_B: Tensor, length: int) -> Tensor:
     return torch.where(columns_BS >= 0, columns_BS, columns_S)
 
 
-def unchanged(x: Tensor) -> Tensor:
-    return x
-
-
 def project(
-    qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module | None = None
+    qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module = IDENTITY
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values."""
-    read = norm or unchanged
     if positions_BQ is None:
-        return x_BSH, qkv(read(x_BSH)).chunk(3, dim=-1)
+        return x_BSH, qkv(norm(x_BSH)).chunk(3, dim=-1)
     size = x_BSH.shape[2]
     weight_q, weight_kv = qkv.weight.split((size, 2 * size))
     bias_q, bias_kv = qkv.bias.split((size, 2 * size))
-    keys_values = F.linear(read(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
+    keys_values = F.linear(norm(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
     x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
-    return x_BQH, (F.linear(read(x_BQH), weight_q, bias_q), *keys_values)
+    return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), *keys_values)
 
 
 class PreNorm:

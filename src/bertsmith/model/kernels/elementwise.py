@@ -53,8 +53,8 @@ def has_kernels(tensor: Tensor) -> bool:
 def flat(tensor: Tensor) -> np.ndarray:
     """A contiguous tensor's memory as an array of one dimension for a kernel; bf16 as its bits.
 
-    NumPy reshapes: in a short step an operator of PyTorch costs most by letting the other threads
-    of Python run.
+    NumPy does the reshaping: each operator of PyTorch lets go of Python's lock, and in a short step
+    the workers then wait for it.
     """
     assert tensor.is_contiguous()
     is_bf16 = tensor.dtype == torch.bfloat16
@@ -67,7 +67,7 @@ def rows(tensor: Tensor) -> np.ndarray:
 
 
 def vector(tensor: Tensor) -> np.ndarray:
-    """A copy of a weight: memory that NumPy has seen cannot be freed any more, as sharding does."""
+    """A copy of a weight: PyTorch cannot free memory that NumPy has seen, and sharding must."""
     return flat(tensor.clone())
 
 
