@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import platform
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,50 @@ def test_another_c_library_keeps_its_own_ways(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
     monkeypatch.setattr(ctypes, "CDLL", None)  # not called
     keep_freed_memory()
+
+
+ARRAYS = """
+import resource, sys
+from pathlib import Path
+from bertsmith.base import processes
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+if sys.argv[1] == "promised":
+    processes.OVERCOMMIT = Path(sys.argv[2])
+def addresses():
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+before = addresses()
+processes.keep_freed_memory()
+print(addresses() - before)
+import numpy as np
+def heap(field):
+    lines, inside = [], False
+    for line in open("/proc/self/smaps", encoding="utf-8"):
+        inside = line.rstrip().endswith("[heap]") if "-" in line.split()[0] else inside
+        lines += [int(line.split()[1])] if inside and line.startswith(field + ":") else []
+    return sum(lines) >> 10
+for _ in range(2):
+    arrays = [np.ones(1 << 17) for _ in range(64)]  # 1 MB each, less than a page of 2 MB
+    print(heap("Rss"), heap("AnonHugePages"))
+    del arrays
+print(heap("Rss"))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("how", ["plain", "limited", "promised"])
+def test_freed_memory_is_kept_on_large_pages_if_the_system_has_them(tmp_path, how):
+    done = python(ARRAYS, how, write(tmp_path / "overcommit", "2\n"))
+    assert done.code == 0, done.err
+    grown, first, large, second, _, after = map(int, done.out.split())
+    assert 64 <= first == second == after < 96  # MB: used again, not given back
+    if how != "plain":
+        assert grown < 1 << 16  # pages of 4 KB: no addresses are taken
+        return
+    assert grown > 0.4 * os.sysconf("SC_PHYS_PAGES")
+    choices = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if choices.exists() and "[never]" not in choices.read_text(encoding="ascii"):
+        assert large >= 56  # a few pages are not to be had
 
 
 def test_threads_are_told_or_one_a_physical_core(tmp_path, monkeypatch):

@@ -208,7 +208,12 @@ def quiet_threads() -> Iterator[None]:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Import the command's module, read its settings from the words, run it."""
-    from bertsmith.cli.flags import flags_in_errors, read_command  # `bertsmith --help` needs none
+    # `bertsmith --help` needs none of these
+    from bertsmith.base.processes import keep_freed_memory
+    from bertsmith.cli.flags import flags_in_errors, read_command
+
+    if name not in BLOCKS["text"]:  # a model computes: before its libraries start threads
+        keep_freed_memory()
 
     if name != SHARED and "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
         raise ValueError(

@@ -151,8 +151,8 @@ def choose_engine(
     if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
         raise ValueError(f"`device={device!r}`: this machine has no such device for training")
     chosen = ranks.device(chosen)
-    # pages of 2 MB make a step and the first touch of memory faster (docs/design/speed.md); PyTorch
-    # reads this when the process makes its first tensor; a user's own setting stands
+    # pages of 2 MB for large tensors, where a command has not given its whole heap such pages
+    # (docs/design/speed.md); PyTorch reads this at the first tensor; a user's own setting stands
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if precision in AUTO:
         precision = "bf16" if has_bf16(chosen) else "float32"

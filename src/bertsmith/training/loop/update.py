@@ -69,6 +69,11 @@ class FusedUpdate(Update):
     Each core takes a chunk of a weight at a time; which core takes which changes no number.
     """
 
+    def __init__(self, optimizer: Optimizer, replicas: Replicas, clip: float) -> None:
+        super().__init__(optimizer, replicas, clip)
+        self._moved: dict[Tensor, tuple[Any, ...]] = {}
+        """By the weight: it, its moments and its bf16 copy, for the kernel."""
+
     def norm(self) -> float:
         self.replicas.add_ranks()
         self._trained = self.replicas.trained()
@@ -87,12 +92,14 @@ class FusedUpdate(Update):
         return self._norm
 
     def move(self) -> None:
+        if new := [part for part in self._trained if part.weight not in self._moved]:
+            weights = [part.weight for part in new]
+            self._moved.update(zip(weights, self.replicas.each(self._arrays, new), strict=True))
         groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
-
-        def prepare(part: Trained) -> tuple[Any, ...]:
-            return self._operands(part, groups[id(part.weight)])
-
-        operands = self.replicas.each(prepare, self._trained)
+        operands = [
+            (*self._moved[part.weight], self._factors(part.weight, groups[id(part.weight)]))
+            for part in self._trained
+        ]
 
         def move(chunk: tuple[int, int, int]) -> None:
             number, start, stop = chunk
@@ -108,11 +115,15 @@ class FusedUpdate(Update):
             sum_of_squares(gradients, 0, 0)  # empty chunks
             adamw_chunk(gradients, 0, 0, weight, (weight, weight), _flat_copy(part), NO_FACTORS)
 
-    def _operands(self, part: Trained, group: dict[str, Any]) -> tuple[Any, ...]:
-        """A weight, its moments, its bf16 copy, and this step's factors, for the kernel."""
+    def _arrays(self, part: Trained) -> tuple[Any, ...]:
         state = self.optimizer.state[part.weight]
         if not state:
             state.update(first_state(part.weight, 0.0))
+        moments = flat(state["exp_avg"]), flat(state["exp_avg_sq"])
+        return flat(part.weight), moments, _flat_copy(part)
+
+    def _factors(self, weight: Tensor, group: dict[str, Any]) -> np.ndarray:
+        state = self.optimizer.state[weight]
         state["step"] += 1
         step, rate, (beta1, beta2) = state["step"].item(), group["lr"], group["betas"]
         factors = [
@@ -126,8 +137,7 @@ class FusedUpdate(Update):
             1 / math.sqrt(1 - beta2**step),
             group["eps"],
         ]
-        moments = flat(state["exp_avg"]), flat(state["exp_avg_sq"])
-        return flat(part.weight), moments, _flat_copy(part), np.array(factors, np.float32)
+        return np.array(factors, np.float32)
 
 
 def _flat_copy(part: Trained) -> np.ndarray:
