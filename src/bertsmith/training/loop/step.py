@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.optim import AdamW, Optimizer
 from bertsmith.base.files import fault_point
 from bertsmith.model.kernels.elementwise import seed_dropout
 from bertsmith.training.loop.task import StepBatch, Training, TrainingState
-from bertsmith.training.loop.update import make_update
+from bertsmith.training.loop.update import Update, make_update
 from bertsmith.training.replicas import Replicas
 
 LOWER_RATE = "lower `learning_rate` or use `precision='float32'`"
@@ -32,7 +33,6 @@ class Stepper(AbstractContextManager["Stepper"]):
     def __init__(self, run: Training, replicas: Replicas | None = None) -> None:
         self.run = run
         self.replicas = replicas or Replicas(run.task.model, run.engine)
-        self._update = make_update(run.optimizer, self.replicas, run.settings.max_grad_norm)
         self._guard = NonFiniteGuard.where_it_fits(run.engine.device, run.optimizer)
 
     def step(self, batch: StepBatch, rate: float) -> dict[str, Any]:
@@ -103,6 +103,10 @@ class Stepper(AbstractContextManager["Stepper"]):
         """
         if self._guard:
             self._guard.check(self.run.state)
+
+    @cached_property
+    def _update(self) -> Update:
+        return make_update(self.run.optimizer, self.replicas, self.run.settings.max_grad_norm)
 
     def __exit__(self, *error: object) -> None:
         self.replicas.close()
