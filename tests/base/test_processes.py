@@ -140,7 +140,7 @@ def heap(field):
         lines += [int(line.split()[1])] if inside and line.startswith(field + ":") else []
     return sum(lines) >> 10
 for _ in range(2):
-    arrays = [np.ones(1 << 17) for _ in range(64)]  # 1 MB each, less than a page of 2 MB
+    arrays = [np.ones(1 << 17) for _ in range(64)]  # 1 MB each, less than a huge page
     print(heap("Rss"), heap("AnonHugePages"))
     del arrays
 print(heap("Rss"))
@@ -149,10 +149,10 @@ print(heap("Rss"))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 @pytest.mark.parametrize("how", ["plain", "limited", "promised"])
-def test_freed_memory_is_kept_on_large_pages_if_the_system_has_them(tmp_path, how):
+def test_freed_memory_is_kept_on_huge_pages_if_the_system_has_them(tmp_path, how):
     done = python(ARRAYS, how, write(tmp_path / "overcommit", "2\n"))
     assert done.code == 0, done.err
-    grown, first, large, second, _, after = map(int, done.out.split())
+    grown, first, huge, second, _, after = map(int, done.out.split())
     assert 64 <= first == second == after < 96  # MB: used again, not given back
     if how != "plain":
         assert grown < 1 << 16  # pages of 4 KB: no addresses are taken
@@ -160,7 +160,7 @@ def test_freed_memory_is_kept_on_large_pages_if_the_system_has_them(tmp_path, ho
     assert grown > 0.4 * os.sysconf("SC_PHYS_PAGES")
     choices = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if choices.exists() and "[never]" not in choices.read_text(encoding="ascii"):
-        assert large >= 56  # a few pages are not to be had
+        assert huge >= 56  # a few pages are not to be had
 
 
 def test_threads_are_told_or_one_a_physical_core(tmp_path, monkeypatch):

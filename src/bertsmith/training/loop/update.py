@@ -123,6 +123,7 @@ class FusedUpdate(Update):
         return flat(part.weight), moments, _flat_copy(part)
 
     def _factors(self, weight: Tensor, group: dict[str, Any]) -> np.ndarray:
+        """Count the weight's step; its factors for the kernel."""
         state = self.optimizer.state[weight]
         state["step"] += 1
         step, rate, (beta1, beta2) = state["step"].item(), group["lr"], group["betas"]
