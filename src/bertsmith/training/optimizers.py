@@ -134,10 +134,15 @@ class Muon(Eager):
         if not state:
             state["momentum"] = torch.zeros_like(weight)
         momentum = state["momentum"].mul_(MOMENTUM).add_(gradient)
-        size = 0.2 * group["lr"] * max(weight.shape) ** 0.5
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        decay, size = muon_factors(weight.shape, group)
+        weight.mul_(decay)
         ahead = (gradient + MOMENTUM * momentum).to(self.products or weight.dtype)
         weight.sub_(orthogonalized(ahead).to(weight) * size)
+
+
+def muon_factors(shape: torch.Size, group: dict[str, Any]) -> tuple[float, float]:
+    """A step of Muon multiplies a matrix by the first and subtracts the second times O."""
+    return 1 - group["lr"] * group["weight_decay"], 0.2 * group["lr"] * max(shape) ** 0.5
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

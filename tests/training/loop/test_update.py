@@ -25,7 +25,7 @@ from bertsmith.training.replicas import Replicas
 from ..runs import NO_DROPOUT, random_model
 
 PIECES, LENGTH = 60, 12
-KERNELS = ("sum_of_squares", "adamw_chunk")
+KERNELS = ("sum_of_squares", "adamw_chunk", "momentum_ahead", "move_along")
 
 
 def engine(workers=2, precision="bf16"):
@@ -62,7 +62,7 @@ def steps(fused, kind="adamw", pieces=2, clip=1.0, workers=2, count=4, optimizer
             update = (FusedUpdate if fused else Update)(optimizer, replicas, clip)
             norms.append(float(update.norm()))
             for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * group["rate_scale"]
+                group["lr"] = 1e-2 * group.get("rate_scale", 1.0)
             update.move()
     return model, optimizer, norms, losses
 
@@ -71,10 +71,10 @@ def weights(model):
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "paper-adam"])
+@pytest.mark.parametrize("kind", ["adamw", "paper-adam", "muon"])
 @pytest.mark.parametrize(("pieces", "workers"), [(2, 2), (1, 2), (5, 2), (3, 1)])
 @pytest.mark.parametrize("clip", [0.01, 1e9])
-def test_it_does_what_clipping_and_fused_adamw_do(kind, pieces, workers, clip):
+def test_it_does_what_clipping_and_the_optimizer_do(kind, pieces, workers, clip):
     expected = steps(False, kind, pieces, clip, workers, count=1)
     found = steps(True, kind, pieces, clip, workers, count=1)
     assert found[3] == expected[3]  # the losses before it: nothing has been added up yet
@@ -130,12 +130,14 @@ def test_a_weight_without_gradient_stays_and_has_no_state():
 
 def test_which_update_fits():
     model = made()
-    optimizers = {kind: build_optimizer(model, kind, 1e-3, 0.0) for kind in ("adamw", "lamb")}
+    optimizers = {
+        kind: build_optimizer(model, kind, 1e-3, 0.0) for kind in ("adamw", "muon", "lamb")
+    }
     optimizers["sgd"] = torch.optim.SGD(model.parameters(), lr=0.0)
     for precision in ("bf16", "float32"):
         with Replicas(model, engine(2, precision)) as replicas:
             for kind, optimizer in optimizers.items():
-                fused = precision == "bf16" and kind == "adamw"
+                fused = precision == "bf16" and kind in ("adamw", "muon")
                 found = make_update(optimizer, replicas, 1.0)
                 assert type(found) is (FusedUpdate if fused else Update)
 
@@ -186,21 +188,23 @@ def test_other_optimizers_reach_the_copies(kind):
         assert torch.equal(replicas.models[1].output_table, table.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("pieces", [2, 3])  # with three, gradients are added in float32
-def test_loading_compiles_what_a_step_runs_and_moves_nothing(begun, pieces, monkeypatch):
+def test_loading_compiles_what_a_step_runs_and_moves_nothing(kind, begun, pieces, monkeypatch):
     model = made()
-    optimizer = build_optimizer(model, "adamw", 1e-2, 0.1, layer_decay=0.5)
+    optimizer = build_optimizer(model, kind, 1e-2, 0.1, layer_decay=0.5)
     if begun:
         steps(True, count=1, optimizer=optimizer, model=model)
     before, state = weights(model), copy.deepcopy(state_tensors(model, optimizer))
     seen, real = [], {name: getattr(update_module, name) for name in KERNELS}
 
     def watched(name):
-        def kernel(gradients, *others):
+        def kernel(first, *others):
+            gradients = first if isinstance(first, tuple) else [first]
             given = (name, [g.dtype for g in gradients], [getattr(o, "dtype", 0) for o in others])
             seen[-1].add(str(given))
-            return real[name](gradients, *others)
+            return real[name](first, *others)
 
         return kernel
 

@@ -2,7 +2,8 @@
 
 int8, with AVX-512 twice as fast as bf16: results and gradients by the input, as in SwitchBack
 (Wortsman et al. 2023, arXiv 2304.13013). Each row is scaled so that its largest element is 127;
-sums are exact integers. The weight's gradient, a sum over all tokens, stays a product of bf16.
+sums are exact integers. SwitchBack leaves the weight's gradient, a sum over all tokens, in 16 bits;
+here it is int8, too, with scales for some tokens at a time: `llvm/weight_gradient.py`.
 
 float8: all three products, of e4m3 for input and weight, e5m2 (more range) for the gradient, as in
 Micikevicius et al. 2022 (arXiv 2209.05433). Each tensor is scaled at every use so that its largest
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from bertsmith.model.kernels.elementwise import has_kernels, rows
+from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
 from bertsmith.model.kernels.numbers import bits_to_float, float_to_bits, load, store, vectorized
 
 MAX = np.float32(127)
@@ -134,7 +136,7 @@ class _Int8Linear(torch.autograd.Function):
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
         gradient, scales = quantized(gradient_NO, ctx.weight_scales)
         x_gradient = _int8_matmul(gradient, weight, scales)
-        return x_gradient, gradient_NO.t() @ x_NI
+        return x_gradient, int8_weight_gradient(gradient_NO, x_NI)
 
 
 class Int8Linear(nn.Linear):

@@ -1,23 +1,27 @@
 """The end of a step: the replicas' gradients are summed and clipped, and the weights moved.
 
-By PyTorch's operators, or, for bf16 copies and AdamW, in two passes of a compiled kernel. With two
-replicas in bf16 PyTorch's operators move 76 bytes a weight (casts 24, sum 12, norm and clipping 12,
-AdamW 28); the kernel moves 34 (norm 4), in blocks that stay in the core's cache, and makes the bf16
-copy on the way.
+By PyTorch's operators, or, for bf16 copies and AdamW or Muon, in two passes of compiled kernels.
+With two replicas in bf16 PyTorch's operators move 76 bytes a weight (casts 24, sum 12, norm and
+clipping 12, AdamW 28); the kernel of AdamW moves 34 (norm 4), in blocks that stay in the core's
+cache, and makes the bf16 copy on the way. Between Muon's two kernels are its matrix products.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from bertsmith.model.kernels.elementwise import flat
 from bertsmith.model.kernels.numbers import load, store, vectorized
-from bertsmith.training.optimizers import Muon, first_state
+from bertsmith.training.optimizers import MOMENTUM as MUON_MOMENTUM
+from bertsmith.training.optimizers import Muon, first_state, muon_factors, orthogonalized
 from bertsmith.training.ranks import full_tensor
 from bertsmith.training.replicas import Replicas, Trained
 
@@ -25,12 +29,13 @@ BLOCK = 2048  # gradients that are summed before they are used
 CHUNK = 1 << 19  # numbers that one core moves at a time
 NO_COPY = np.zeros(0, np.uint16)
 NO_FACTORS = np.zeros(9, np.float32)
+MOMENTUM = np.float32(MUON_MOMENTUM)
 TINY = 1e-6  # added to the norm by which clipping divides, as in PyTorch
 
 
 def make_update(optimizer: Optimizer, replicas: Replicas, clip: float) -> Update:
     """The fused update where it can be used."""
-    can_fuse = replicas.has_copies and isinstance(optimizer, AdamW)
+    can_fuse = replicas.has_copies and isinstance(optimizer, AdamW | Muon)
     return (FusedUpdate if can_fuse else Update)(optimizer, replicas, clip)
 
 
@@ -64,62 +69,91 @@ class Update:
 
 
 class FusedUpdate(Update):
-    """The same update of AdamW or PaperAdam on a CPU, equal up to rounding.
+    """The same update of AdamW, PaperAdam or Muon on a CPU, equal up to rounding.
 
-    Each core takes a chunk of a weight at a time; which core takes which changes no number.
+    Each core takes a chunk of a weight at a time, or one of Muon's matrices; which core takes which
+    changes no number.
     """
 
     def __init__(self, optimizer: Optimizer, replicas: Replicas, clip: float) -> None:
         super().__init__(optimizer, replicas, clip)
+        self._products = getattr(optimizer, "products", None) or torch.float32
         self._moved: dict[Tensor, tuple[Any, ...]] = {}
-        """By the weight: it, its moments and its bf16 copy, for the kernel."""
+        """By the weight: it, its moments or momentum, and its bf16 copy, for the kernels."""
 
     def norm(self) -> float:
         self.replicas.add_ranks()
         self._trained = self.replicas.trained()
         self._gradients = [tuple(map(flat, part.gradients)) for part in self._trained]
-        self._chunks = [
-            (number, start, min(start + CHUNK, part.weight.numel()))
-            for number, part in enumerate(self._trained)
-            for start in range(0, part.weight.numel(), CHUNK)
+        squares = [
+            partial(sum_of_squares, gradients, *chunk)
+            for part, gradients in zip(self._trained, self._gradients, strict=True)
+            for chunk in _chunks(part)
         ]
-
-        def squares(chunk: tuple[int, int, int]) -> float:
-            number, start, stop = chunk
-            return sum_of_squares(self._gradients[number], start, stop)
-
-        self._norm = math.sqrt(sum(self.replicas.each(squares, self._chunks)))
-        return self._norm
+        norm = math.sqrt(sum(self._by_all(squares)))
+        self._clipping = np.float32(min(1.0, self.clip / (norm + TINY)))
+        return norm
 
     def move(self) -> None:
+        groups = self._groups()
         if new := [part for part in self._trained if part.weight not in self._moved]:
+            arrays = [partial(self._arrays, part, groups[id(part.weight)]) for part in new]
             weights = [part.weight for part in new]
-            self._moved.update(zip(weights, self.replicas.each(self._arrays, new), strict=True))
-        groups = {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
-        operands = [
-            (*self._moved[part.weight], self._factors(part.weight, groups[id(part.weight)]))
-            for part in self._trained
-        ]
-
-        def move(chunk: tuple[int, int, int]) -> None:
-            number, start, stop = chunk
-            adamw_chunk(self._gradients[number], start, stop, *operands[number])
-
-        self.replicas.each(move, self._chunks)
+            self._moved.update(zip(weights, self._by_all(arrays), strict=True))
+        matrices, others = [], []
+        for part, gradients in zip(self._trained, self._gradients, strict=True):
+            weight, group = part.weight, groups[id(part.weight)]
+            arrays = self._moved[weight]
+            if _is_matrix(group):
+                matrices.append(partial(self._move_matrix, weight.shape, gradients, arrays, group))
+            else:
+                arrays = *arrays, self._factors(weight, group)
+                chunks = _chunks(part)
+                others += [partial(adamw_chunk, gradients, *chunk, *arrays) for chunk in chunks]
+        self._by_all([*matrices, *others])  # the longest parts first
         self.zero_grad()
+
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        """The group of each weight, by its id."""
+        return {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
+
+    def _by_all(self, parts: list[Callable[[], Any]]) -> list[Any]:
+        """Call each, in whichever core is free next."""
+        return self.replicas.each(lambda part: part(), parts)
+
+    def _move_matrix(
+        self, shape: torch.Size, gradients: Any, arrays: Any, group: dict[str, Any]
+    ) -> None:
+        weight, momentum, narrow = arrays
+        ahead = torch.empty(shape, dtype=self._products)
+        momentum_ahead(gradients, self._clipping, momentum, flat(ahead))
+        direction = orthogonalized(ahead).contiguous()
+        factors = map(np.float32, muon_factors(shape, group))
+        move_along(flat(direction), *factors, weight, narrow)
 
     def load(self) -> None:
         self.replicas.add_ranks()
+        groups = self._groups()
         for part in self.replicas.trained():
             gradients, weight = tuple(map(flat, part.gradients)), flat(part.weight)
             sum_of_squares(gradients, 0, 0)  # empty chunks
-            adamw_chunk(gradients, 0, 0, weight, (weight, weight), _flat_copy(part), NO_FACTORS)
+            group, narrow = groups[id(part.weight)], _flat_copy(part)
+            if _is_matrix(group):
+                ahead = flat(torch.empty(0, dtype=self._products))
+                momentum_ahead(gradients, NO_FACTORS[0], weight[:0], ahead)
+                move_along(ahead, *NO_FACTORS[:2], weight[:0], narrow[:0])
+            else:
+                adamw_chunk(gradients, 0, 0, weight, (weight, weight), narrow, NO_FACTORS)
 
-    def _arrays(self, part: Trained) -> tuple[Any, ...]:
+    def _arrays(self, part: Trained, group: dict[str, Any]) -> tuple[Any, ...]:
         state = self.optimizer.state[part.weight]
-        if not state:
-            state.update(first_state(part.weight, 0.0))
-        moments = flat(state["exp_avg"]), flat(state["exp_avg_sq"])
+        if _is_matrix(group):
+            state.setdefault("momentum", torch.zeros_like(part.weight))
+            moments = flat(state["momentum"])
+        else:
+            if not state:
+                state.update(first_state(part.weight, 0.0))
+            moments = flat(state["exp_avg"]), flat(state["exp_avg_sq"])
         return flat(part.weight), moments, _flat_copy(part)
 
     def _factors(self, weight: Tensor, group: dict[str, Any]) -> np.ndarray:
@@ -128,7 +162,7 @@ class FusedUpdate(Update):
         state["step"] += 1
         step, rate, (beta1, beta2) = state["step"].item(), group["lr"], group["betas"]
         factors = [
-            min(1.0, self.clip / (self._norm + TINY)),
+            self._clipping,
             beta1,
             1 - beta1,
             beta2,
@@ -139,6 +173,16 @@ class FusedUpdate(Update):
             group["eps"],
         ]
         return np.array(factors, np.float32)
+
+
+def _is_matrix(group: dict[str, Any]) -> bool:
+    """True for weights that Muon moves."""
+    return group.get("orthogonal", False)
+
+
+def _chunks(part: Trained) -> list[tuple[int, int]]:
+    numbers = part.weight.numel()
+    return [(start, min(start + CHUNK, numbers)) for start in range(0, numbers, CHUNK)]
 
 
 def _flat_copy(part: Trained) -> np.ndarray:
@@ -207,3 +251,26 @@ def adamw_chunk(gradients, start, stop, weight, moments, copy, factors):
             narrow = copy[begin:end]
             for place in range(len(block)):
                 narrow[place] = store(w[place], narrow[place])
+
+
+@vectorized
+def momentum_ahead(gradients, clip, momentum, ahead):
+    """With g = clip x the added gradients: m = 0.95 m + g; ahead = g + 0.95 m. See `Muon`."""
+    sums = np.empty(BLOCK, np.float32)
+    for begin in range(0, len(momentum), BLOCK):
+        block = sums[: min(BLOCK, len(momentum) - begin)]
+        add_block(gradients, begin, block)
+        m, target = momentum[begin : begin + len(block)], ahead[begin : begin + len(block)]
+        for place in range(len(block)):
+            g = block[place] * clip
+            m[place] = MOMENTUM * m[place] + g
+            target[place] = store(g + MOMENTUM * m[place], target[place])
+
+
+@vectorized
+def move_along(direction, decay, size, weight, copy):
+    """Set a weight to decay w - size x direction, and its bf16 copy, if it has one."""
+    for place in range(len(weight)):
+        weight[place] = decay * weight[place] - size * load(direction[place])
+    for place in range(len(copy)):
+        copy[place] = store(weight[place], copy[place])

@@ -129,7 +129,7 @@ def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
     """
     wides = [types.int64] * 4
     dtype = like.dtype
-    make = _amx_block(dtype) if in_tiles(dtype) else _vector_block(dtype)
+    make = _amx_block(dtype) if in_tiles(dtype) else vector_block(dtype)
 
     def code(context, builder, signature, arguments):
         make(builder, *arguments[1:])
@@ -189,8 +189,12 @@ def meet(context, arrived, count):
     return types.void(ADDRESS, types.int64), code
 
 
-def _vector_block(dtype: Any) -> Any:
-    """Code for sums in vector registers; as many at once as the processor has room for."""
+def vector_block(dtype: Any, begin: Any = None, finish: Any = None) -> Any:
+    """Code for sums in vector registers; as many at once as the processor has room for.
+
+    `begin`(builder, column) gives the vector that the sums of some columns begin at, in place of
+    zeros, `finish`(builder, sums, row, column) what is stored in their place.
+    """
     is_wide = "avx512f" in cpu_features() and dtype != types.int16
     lanes, heights = (16, (8,)) if is_wide else (8, (6, 4))
     number = FLOAT if dtype in (types.float32, types.uint16) else INT
@@ -236,12 +240,13 @@ def _vector_block(dtype: Any) -> Any:
 
     def part(builder: Any, height: int, a: Any, b: Any, c: Any, n: Any):
         """`height` rows times 2 x `lanes` columns, over `n` groups of inputs."""
-        (a, a_step), (b, b_step), (c, c_step) = a, b, c
+        (a, a_step, a_next), (b, b_step), (c, c_step, first, column) = a, b, c
         zero = ir.Constant(vector, [0] * lanes)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
+        starts = [begin(builder, column + lanes * v) if begin else zero for v in (0, 1)]
         for row in totals:
-            for total in row:
-                builder.store(zero, total)
+            for start, total in zip(starts, row, strict=True):
+                builder.store(start, total)
         a_rows = [builder.gep(a, [builder.mul(a_step, int64(r))]) for r in range(height)]
 
         def step(k: Any) -> None:
@@ -250,7 +255,7 @@ def _vector_block(dtype: Any) -> Any:
                 weights(builder, builder.gep(place, [int64(lanes * stored * v)])) for v in (0, 1)
             ]
             for row, total in zip(a_rows, totals, strict=True):
-                x = spread(builder, builder.gep(row, [builder.mul(k, int64(taken))]))
+                x = spread(builder, builder.gep(row, [builder.mul(k, a_next)]))
                 for w, one in zip(both, total, strict=True):
                     builder.store(multiply_add(builder, builder.load(one), x, w), one)
 
@@ -265,11 +270,14 @@ def _vector_block(dtype: Any) -> Any:
         for r, row in enumerate(totals):
             target = builder.gep(c, [builder.mul(c_step, int64(r))])
             for v, total in enumerate(row):
-                place = builder.gep(target, [int64(4 * lanes * v)])
-                place = builder.bitcast(place, vector.as_pointer())
-                builder.store(builder.load(total), place, align=1)
+                number, where = builder.load(total), column + lanes * v
+                if finish:
+                    number = finish(builder, number, builder.add(first, int64(r)), where)
+                place = builder.gep(target, [int64(4 * where)])
+                builder.store(number, builder.bitcast(place, number.type.as_pointer()), align=1)
 
-    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows, a_next=None):
+        a_next = a_next or int64(taken)
         eights = builder.sdiv(builder.add(rows, int64(7)), int64(8))
         done, rows = int64(0), builder.mul(eights, int64(8))
         for height in heights:
@@ -281,9 +289,9 @@ def _vector_block(dtype: Any) -> Any:
                 own_a = builder.gep(a, [builder.mul(first, a_step)])
                 own_c = builder.gep(c, [builder.mul(first, c_step)])
                 for column in range(0, COLUMNS, 2 * lanes):
-                    own_b = builder.gep(b, [int64(column * stored)])
-                    place = builder.gep(own_c, [int64(4 * column)])
-                    part(builder, height, (own_a, a_step), (own_b, b_step), (place, c_step), groups)
+                    own_b = builder.gep(b, [int64(column * stored)]), b_step
+                    sums = own_c, c_step, first, column
+                    part(builder, height, (own_a, a_step, a_next), own_b, sums, groups)
             done = builder.add(done, builder.mul(times, int64(height)))
 
     return make

@@ -41,7 +41,7 @@ VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 HALVES = ir.VectorType(SHORT, LANES)
 
 
-def _spread(builder: Any, number: Any) -> Any:
+def spread(builder: Any, number: Any) -> Any:
     """A number in every lane."""
     undefined = ir.Constant(VECTOR, ir.Undefined)
     first = builder.insert_element(undefined, number, ir.Constant(INT, 0))
@@ -72,7 +72,7 @@ def _store(builder: Any, value: Any, start: Any, chunk: Any, array: Any) -> None
     builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
 
-def _fma(builder: Any, *numbers: Any) -> Any:
+def fma(builder: Any, *numbers: Any) -> Any:
     name = f"llvm.fma.v{LANES}f32"
     return builder.call(declared(builder.module, name, VECTOR, [VECTOR] * 3), numbers)
 
@@ -82,7 +82,7 @@ def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
     first, *others = reversed(coefficients)
     power = _constants(first)
     for coefficient in others:
-        power = _fma(builder, power, x, _constants(coefficient))
+        power = fma(builder, power, x, _constants(coefficient))
     return power
 
 
@@ -136,16 +136,16 @@ def normalize_row(context, row, weight, bias, length, eps):
         row, weight, bias, length, eps = arguments
         chunks, count = builder.sdiv(length, int64(LANES)), builder.sitofp(length, FLOAT)
         total = _sum(builder, row, chunks, lambda total, x, _: builder.fadd(total, x))
-        mean = _spread(builder, builder.fdiv(total, count))
+        mean = spread(builder, builder.fdiv(total, count))
 
         def add_square(total: Any, x: Any, _: Any) -> Any:
             x = builder.fsub(x, mean)
-            return _fma(builder, x, x, total)
+            return fma(builder, x, x, total)
 
         variance = builder.fdiv(_sum(builder, row, chunks, add_square), count)
         root = declared(builder.module, "llvm.sqrt.f32", FLOAT, [FLOAT])
         deviation = builder.call(root, [builder.fadd(variance, eps)])
-        scale = _spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
+        scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
         with cgutils.for_range(builder, chunks) as loop:
             place = _place(builder, row, loop.index)
             x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
@@ -153,7 +153,7 @@ def normalize_row(context, row, weight, bias, length, eps):
                 builder.load(_place(builder, start, loop.index), align=1)
                 for start in (weight, bias)
             )
-            builder.store(_fma(builder, x, w, b), place, align=1)
+            builder.store(fma(builder, x, w, b), place, align=1)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, ADDRESS, ADDRESS, types.int64, types.float32), code
@@ -173,7 +173,7 @@ def scalar_product(context, a, b, length):
             for half, total in enumerate(totals):  # two sums, so that neither waits for the other
                 chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
                 x, y = (builder.load(_place(builder, start, chunk), align=1) for start in (a, b))
-                builder.store(_fma(builder, x, y, builder.load(total)), total)
+                builder.store(fma(builder, x, y, builder.load(total)), total)
         return _lanes(builder, builder.fadd(*map(builder.load, totals)))
 
     return types.float32(ADDRESS, ADDRESS, types.int64), code
@@ -191,7 +191,7 @@ def exponential_row(context, row, length, scale, like, target):
         row, length, scale, _, target = arguments
         last = builder.sdiv(builder.sub(length, int64(1)), int64(LANES))
         left = builder.trunc(builder.sub(length, builder.mul(last, int64(LANES))), INT)
-        limit = _spread(builder, builder.bitcast(left, FLOAT))
+        limit = spread(builder, builder.bitcast(left, FLOAT))
         lanes = ir.Constant(INTEGERS, list(range(LANES)))
         outside = builder.icmp_signed(">=", lanes, builder.bitcast(limit, INTEGERS))
         lowest, zero = _constants(-1e30), _constants(0)
@@ -205,13 +205,13 @@ def exponential_row(context, row, length, scale, like, target):
         numbers = _larger(builder, numbers, builder.load(top))
         factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
         high = builder.fmul(_lanes(builder, numbers, _larger), factor)
-        factor, offset = _spread(builder, factor), _spread(builder, builder.fneg(high))
+        factor, offset = spread(builder, factor), spread(builder, builder.fneg(high))
         total = cgutils.alloca_once_value(builder, zero)
         builder.store(zero, total)
 
         def exponential(chunk: Any) -> Any:
             x = builder.load(_place(builder, row, chunk), align=1)
-            return _power_of_two(builder, _fma(builder, x, factor, offset))
+            return _power_of_two(builder, fma(builder, x, factor, offset))
 
         def finish(power: Any, chunk: Any) -> None:
             _store(builder, power, target, chunk, signature.args[3])
@@ -256,9 +256,9 @@ def add_powers(context, column, step, shifts, count, start, top, total):
         with cgutils.for_range(builder, count) as loop:
             row = builder.gep(column, [builder.mul(loop.index, step)])
             shift = builder.gep(shifts, [builder.mul(loop.index, int64(4))])
-            shift = _spread(builder, builder.load(builder.bitcast(shift, FLOAT.as_pointer())))
+            shift = spread(builder, builder.load(builder.bitcast(shift, FLOAT.as_pointer())))
             x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
-            x = _fma(builder, x, _constants(LOG2_E), shift)
+            x = fma(builder, x, _constants(LOG2_E), shift)
             builder.store(_larger(builder, x, builder.load(found[0])), found[0])
             power = _power_of_two(builder, builder.fsub(x, starts))
             builder.store(builder.fadd(builder.load(found[1]), power), found[1])
@@ -279,12 +279,12 @@ def powers_row(context, row, shift, tops, weights, like, target, length):
 
     def code(context, builder, signature, arguments):
         row, shift, tops, weights, _, target, length = arguments
-        shift = _spread(builder, shift)
+        shift = spread(builder, shift)
         total = cgutils.alloca_once_value(builder, _constants(0))
         builder.store(_constants(0), total)
         with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
             x = builder.load(_place(builder, row, loop.index), align=1)
-            x = _fma(builder, x, _constants(LOG2_E), shift)
+            x = fma(builder, x, _constants(LOG2_E), shift)
             top = builder.load(_place(builder, tops, loop.index), align=1)
             weight = builder.load(_place(builder, weights, loop.index), align=1)
             power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
@@ -319,7 +319,7 @@ def scale_row(context, row, length, factor):
 
     def code(context, builder, signature, arguments):
         row, length, factor = arguments
-        factor = _spread(builder, factor)
+        factor = spread(builder, factor)
         with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
             place = _place(builder, row, loop.index)
             builder.store(builder.fmul(builder.load(place, align=1), factor), place, align=1)
@@ -358,8 +358,8 @@ def quantize_row(context, row, like, target, length):
         span = builder.fsub(high, low)
         least = ir.Constant(FLOAT, float(LEAST_RANGE))
         span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
-        factor = _spread(builder, builder.fdiv(ir.Constant(FLOAT, LEVELS), span))
-        bottom = _spread(builder, low)
+        factor = spread(builder, builder.fdiv(ir.Constant(FLOAT, LEVELS), span))
+        bottom = spread(builder, low)
         kind = ir.VectorType(ir.IntType(array.dtype.bitwidth), LANES)
         with cgutils.for_range(builder, chunks) as loop:
             numbers = builder.load(_place(builder, row, loop.index), align=1)
@@ -394,7 +394,7 @@ def finish(context, likes, sums, row_scale, row_low, vectors, target, ending):
     def code(context, builder, signature, arguments):
         _, sums, row_scale, row_low, vectors, target, _ = arguments
         scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
-        spread_scale, spread_low = _spread(builder, row_scale), _spread(builder, row_low)
+        spread_scale, spread_low = spread(builder, row_scale), spread(builder, row_low)
         sums_like, target_like = signature.args[0]
         is_float = sums_like.dtype == types.float32
 
@@ -405,8 +405,8 @@ def finish(context, likes, sums, row_scale, row_low, vectors, target, ending):
             value = load(sums, half, VECTOR if is_float else INTEGERS)
             if not is_float:
                 value = builder.sitofp(value, VECTOR)
-            offset = _fma(builder, spread_low, load(total, half), load(bias, half))
-            value = _fma(builder, value, builder.fmul(spread_scale, load(scale, half)), offset)
+            offset = fma(builder, spread_low, load(total, half), load(bias, half))
+            value = fma(builder, value, builder.fmul(spread_scale, load(scale, half)), offset)
             if kind == RESIDUAL:
                 value = builder.fadd(load(target, half), value)
             elif kind != PLAIN:
@@ -430,6 +430,6 @@ def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:
         edge = builder.select(over, _constants(signed), edge)
     spread = _constants(2 / limit**2)
     power = _polynomial(
-        builder, curve, _fma(builder, builder.fmul(edge, edge), spread, _constants(-1))
+        builder, curve, fma(builder, builder.fmul(edge, edge), spread, _constants(-1))
     )
-    return builder.fmul(value, _fma(builder, power, edge, _constants(0.5)))
+    return builder.fmul(value, fma(builder, power, edge, _constants(0.5)))
