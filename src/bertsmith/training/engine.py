@@ -66,7 +66,7 @@ class Engine:
     device: torch.device
     precision: str
     """"float32"; "bf16": bf16 matrix products, float32 master weights; "float8": the same with the
-    encoder's layers in float8; "int8": with two of three products of these layers, on a CPU."""
+    encoder's layers in float8; "int8": the same in int8, on a CPU."""
     threads: int
     ranks: Ranks = SINGLE_PROCESS
     matmul_times: MatmulTimes | None = None

@@ -1,6 +1,7 @@
 """The one-pass update of a step against PyTorch's operators, and its kernels by themselves."""
 
 import copy
+import weakref
 
 import numpy as np
 import pytest
@@ -140,6 +141,21 @@ def test_which_update_fits():
                 fused = precision == "bf16" and kind in ("adamw", "muon")
                 found = make_update(optimizer, replicas, 1.0)
                 assert type(found) is (FusedUpdate if fused else Update)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_gradients_are_freed_after_a_step(kind):
+    model = made()
+    optimizer = build_optimizer(model, kind, 1e-2, 0.1)
+    with Replicas(model, engine()) as replicas:
+        update = make_update(optimizer, replicas, 1.0)
+        for _ in range(2):
+            replicas.map(pretraining_gradient, [0, 1])
+            gradients = [weakref.ref(g) for part in replicas.trained() for g in part.gradients]
+            update.norm()
+            assert all(gradient() is not None for gradient in gradients)
+            update.move()
+            assert all(gradient() is None for gradient in gradients)
 
 
 @pytest.mark.parametrize("fused", [True, False])

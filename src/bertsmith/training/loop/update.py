@@ -113,6 +113,10 @@ class FusedUpdate(Update):
         self._by_all([*matrices, *others])  # the longest parts first
         self.zero_grad()
 
+    def zero_grad(self) -> None:
+        self._trained, self._gradients = [], []  # or their memory would last through the next pass
+        super().zero_grad()
+
     def _groups(self) -> dict[int, dict[str, Any]]:
         """The group of each weight, by its id."""
         return {id(w): group for group in self.optimizer.param_groups for w in group["params"]}
