@@ -116,7 +116,8 @@ def test_a_gpu_computes_logits_in_blocks_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["tiny", "mini", "base"])
 @pytest.mark.parametrize(
-    ("precision", "optimizer"), [("float32", "adamw"), ("float32", "muon"), ("bf16", "adamw")]
+    ("precision", "optimizer"),
+    [("float32", "adamw"), ("float32", "muon"), ("bf16", "adamw"), ("bf16", "muon")],
 )
 def test_peak_is_that_of_a_process(size, precision, optimizer):
     how = {"precision": precision, "optimizer": optimizer}

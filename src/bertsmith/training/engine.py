@@ -33,7 +33,7 @@ class MatmulTimes:
     """Tokens a core; fewer than in the run for a large model."""
     bf16: float
     int8: float
-    """With the scales of inputs, weights and gradients; the weights' gradients are bf16."""
+    """With the scales of inputs, weights and gradients."""
 
     @property
     def faster(self) -> str:

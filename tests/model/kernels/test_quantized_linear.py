@@ -29,7 +29,8 @@ from .harness import assert_near, error, run
 
 # A number is off by half a step, 1 / 254 of its row's largest, and evenly so: 1 / 254 / sqrt(3). Of
 # normal numbers the largest of some 40 is 2.5 deviations: 0.6% of a deviation, twice, and once more
-# 2^-9 of bf16 give 0.8%. The weight's gradient is a product of bf16, the bias' a sum of such.
+# 2^-9 of bf16 give 0.8%. The weight's gradient, of sizes that no block of 32 fits, is a product of
+# bf16 (int8: llvm/test_weight_gradient.py), the bias' a sum of such.
 PRODUCT, BF16 = 0.012, 0.005
 # e4m3 rounds to 2^-4 of a number at most, 2.2% on average over the interval; two operands and a
 # result in bf16 give 4%. The gradient in e5m2 has half the digits.

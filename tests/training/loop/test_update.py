@@ -18,6 +18,8 @@ from bertsmith.training.loop.update import (
     Update,
     adamw_chunk,
     make_update,
+    momentum_ahead,
+    move_along,
     sum_of_squares,
 )
 from bertsmith.training.optimizers import build_optimizer, load_state_tensors, state_tensors
@@ -88,21 +90,24 @@ def test_it_does_what_clipping_and_the_optimizer_do(kind, pieces, workers, clip)
         torch.testing.assert_close(states[0][name], value, rtol=1e-4, atol=1e-8)
 
 
-def test_several_steps_stay_together():
-    expected, found = steps(False, count=6), steps(True, count=6)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_several_steps_stay_together(kind):
+    expected, found = steps(False, kind, count=6), steps(True, kind, count=6)
     assert found[3] == pytest.approx(expected[3], rel=5e-3)  # a copy may round to either side
     assert found[3][-1] < 0.8 * found[3][0]
 
 
-def test_a_run_is_the_same_every_time_to_the_bit():
-    first, second = steps(True, pieces=5), steps(True, pieces=5)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_run_is_the_same_every_time_to_the_bit(kind):
+    first, second = steps(True, kind, pieces=5), steps(True, kind, pieces=5)
     assert first[2:] == second[2:] and torch.equal(weights(first[0]), weights(second[0]))
 
 
-def test_going_on_from_the_stored_state_is_going_on():
-    whole, optimizer, _, _ = steps(True, count=2)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_going_on_from_the_stored_state_is_going_on(kind):
+    whole, optimizer, _, _ = steps(True, kind, count=2)
     again = copy.deepcopy(whole)
-    other = build_optimizer(again, "adamw", 1e-2, 0.1, layer_decay=0.5)
+    other = build_optimizer(again, kind, 1e-2, 0.1, layer_decay=0.5)
     load_state_tensors(again, other, state_tensors(whole, optimizer))
     first = steps(True, model=whole, optimizer=optimizer)
     second = steps(True, model=again, optimizer=other)
@@ -278,6 +283,24 @@ def test_the_formula(number, dtype):
     assert torch.equal(torch.from_numpy(copy).view(torch.bfloat16), narrow)
     squares = sum_of_squares(given, 0, SIZE)
     np.testing.assert_allclose(squares, (4 * g**2).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_formula_of_muon_around_its_products(number, dtype):
+    made, given = gradients(number, dtype)
+    weight, momentum, _ = weight_and_moments()
+    ahead, copy = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.uint16)
+    g = 0.5 * sum(part.double().numpy() for part in made)
+    m = 0.95 * momentum + g
+    expected = 0.99 * weight - 0.02 * (g + 0.95 * m)
+    momentum_ahead(given, np.float32(0.5), momentum, ahead)
+    move_along(ahead, np.float32(0.99), np.float32(0.02), weight, copy)
+    np.testing.assert_allclose(momentum, m, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ahead, g + 0.95 * m, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
+    narrow = torch.from_numpy(weight).to(torch.bfloat16)
+    assert torch.equal(torch.from_numpy(copy).view(torch.bfloat16), narrow)
 
 
 def test_a_tensor_in_stretches_is_the_whole_tensor_to_the_bit():

@@ -21,13 +21,15 @@ import torch
 from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from bertsmith.model.kernels.elementwise import has_kernels, rows
-from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
+from bertsmith.model.kernels.llvm.weight_gradient import (
+    MAGNITUDE,
+    MAX,
+    ROUND,
+    SMALLEST,
+    int8_weight_gradient,
+)
 from bertsmith.model.kernels.numbers import bits_to_float, float_to_bits, load, store, vectorized
 
-MAX = np.float32(127)
-SMALLEST = np.float32(1e-30)  # taken for the largest element where all are zeros
-ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
-MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 NO_FACTORS = np.zeros(0, np.float32)
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2

@@ -1,6 +1,6 @@
 """The end of a step: the replicas' gradients are summed and clipped, and the weights moved.
 
-By PyTorch's operators, or, for bf16 copies and AdamW or Muon, in two passes of compiled kernels.
+By PyTorch's operators, or, for bf16 copies and AdamW or Muon, in two or three passes of kernels.
 With two replicas in bf16 PyTorch's operators move 76 bytes a weight (casts 24, sum 12, norm and
 clipping 12, AdamW 28); the kernel of AdamW moves 34 (norm 4), in blocks that stay in the core's
 cache, and makes the bf16 copy on the way. Between Muon's two kernels are its matrix products.
@@ -152,7 +152,8 @@ class FusedUpdate(Update):
     def _arrays(self, part: Trained, group: dict[str, Any]) -> tuple[Any, ...]:
         state = self.optimizer.state[part.weight]
         if _is_matrix(group):
-            state.setdefault("momentum", torch.zeros_like(part.weight))
+            if not state:
+                state["momentum"] = torch.zeros_like(part.weight)
             moments = flat(state["momentum"])
         else:
             if not state:

@@ -270,14 +270,14 @@ def vector_block(dtype: Any, begin: Any = None, finish: Any = None) -> Any:
         for r, row in enumerate(totals):
             target = builder.gep(c, [builder.mul(c_step, int64(r))])
             for v, total in enumerate(row):
-                number, where = builder.load(total), column + lanes * v
+                value, where = builder.load(total), column + lanes * v
                 if finish:
-                    number = finish(builder, number, builder.add(first, int64(r)), where)
+                    value = finish(builder, value, builder.add(first, int64(r)), where)
                 place = builder.gep(target, [int64(4 * where)])
-                builder.store(number, builder.bitcast(place, number.type.as_pointer()), align=1)
+                builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
     def make(builder, a, a_step, b, b_step, c, c_step, groups, rows, a_next=None):
-        a_next = a_next or int64(taken)
+        a_next = int64(taken) if a_next is None else a_next
         eights = builder.sdiv(builder.add(rows, int64(7)), int64(8))
         done, rows = int64(0), builder.mul(eights, int64(8))
         for height in heights:

@@ -3,7 +3,7 @@
 It is a sum over tokens, some of which have numbers a hundred times as large as others: with one
 scale a column they would round the others to nothing. So every PART tokens have scales of their
 own, and their exact sums are scaled and added in float32 while they are in registers. A gradient
-is then off by 1% of its norm, with one scale for 2,048 tokens by 2% (docs/design/lab.md).
+is then off by 1.2% of its norm, with one scale for 2,048 tokens by 2.0% (docs/design/lab.md).
 
 Letters: N tokens, O outputs, I inputs of the layer.
 """
@@ -91,8 +91,8 @@ def pack_tokens(matrix, shift, packed, scales, sums):
     """A matrix [N, C] in bytes for sums over its rows, four rows of a column in a word.
 
     Of PART rows each column has a scale: `scales` float32 [N / PART, C]. `shift` is added to each
-    byte; packed int32 [N / 4, C or more], zeros behind the last row. `sums` int32, as `scales`, are
-    those of the bytes without `shift`.
+    byte; packed int32 [N / 4, C or more], with zeros, shifted like all, behind the last row. `sums`
+    int32, as `scales`, are those of the bytes without `shift`.
     """
     tokens, columns = matrix.shape
     factors, tops = np.empty(columns, np.float32), np.empty(columns, np.int32)
