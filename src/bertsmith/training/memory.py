@@ -17,11 +17,7 @@ from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels.masked_lm_loss import BLOCK, CUDA_BLOCK
 
 MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means of a layer's matrix
-FUSED = (
-    "adamw",
-    "paper-adam",
-    "muon",
-)  # training/loop/update.py adds gradients where they are used
+FUSED = ("adamw", "paper-adam", "muon")  # loop/update.py adds gradients where they are used
 FLOAT = 4  # bytes
 SPARE = 32 << 20  # bytes of workspaces and of the heap's end, measured on small models
 UNUSABLE = 0.1  # of the heap: freed blocks that fit no request; 6 to 12% were measured

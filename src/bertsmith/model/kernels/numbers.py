@@ -36,6 +36,10 @@ EDGE, DEGREE = np.float32(5.5), 15  # half_plus_odd has as many powers
 SHORT_EDGE, SHORT_DEGREE = np.float32(4.5), 10  # of a curve for rows that are quantized
 SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
 HALF, ONE = np.float32(0.5), np.float32(1)
+ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
+MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
+LARGEST_BYTE = np.float32(127)
+SMALLEST = np.float32(1e-30)  # taken for the largest element where all are zeros
 INNER, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of google-research/bert's approximation
 
 

@@ -21,14 +21,18 @@ import torch
 from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
 
 from bertsmith.model.kernels.elementwise import has_kernels, rows
-from bertsmith.model.kernels.llvm.weight_gradient import (
+from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
+from bertsmith.model.kernels.numbers import (
+    LARGEST_BYTE,
     MAGNITUDE,
-    MAX,
     ROUND,
     SMALLEST,
-    int8_weight_gradient,
+    bits_to_float,
+    float_to_bits,
+    load,
+    store,
+    vectorized,
 )
-from bertsmith.model.kernels.numbers import bits_to_float, float_to_bits, load, store, vectorized
 
 NO_FACTORS = np.zeros(0, np.float32)
 
@@ -81,8 +85,8 @@ def quantized_rows(matrix, factors, values, scales):
             bits = max(bits, float_to_bits(line[column]) & MAGNITUDE)
         top = bits_to_float(bits)
         top = SMALLEST if top < SMALLEST else top  # not a number stays so
-        inverse = MAX / top
-        scales[row] = top / MAX
+        inverse = LARGEST_BYTE / top
+        scales[row] = top / LARGEST_BYTE
         for column in range(len(line)):
             target[column] = np.int8(float_to_bits(line[column] * inverse + ROUND))
 

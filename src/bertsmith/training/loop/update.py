@@ -20,8 +20,13 @@ from torch.optim import AdamW, Optimizer
 
 from bertsmith.model.kernels.elementwise import flat
 from bertsmith.model.kernels.numbers import load, store, vectorized
-from bertsmith.training.optimizers import MOMENTUM as MUON_MOMENTUM
-from bertsmith.training.optimizers import Muon, first_state, muon_factors, orthogonalized
+from bertsmith.training.optimizers import (
+    MOMENTUM,
+    Muon,
+    first_state,
+    muon_factors,
+    orthogonalized,
+)
 from bertsmith.training.ranks import full_tensor
 from bertsmith.training.replicas import Replicas, Trained
 
@@ -29,7 +34,7 @@ BLOCK = 2048  # gradients that are summed before they are used
 CHUNK = 1 << 19  # numbers that one core moves at a time
 NO_COPY = np.zeros(0, np.uint16)
 NO_FACTORS = np.zeros(9, np.float32)
-MOMENTUM = np.float32(MUON_MOMENTUM)
+MUON_MOMENTUM = np.float32(MOMENTUM)  # for kernels
 TINY = 1e-6  # added to the norm by which clipping divides, as in PyTorch
 
 
@@ -268,8 +273,8 @@ def momentum_ahead(gradients, clip, momentum, ahead):
         m, target = momentum[begin : begin + len(block)], ahead[begin : begin + len(block)]
         for place in range(len(block)):
             g = block[place] * clip
-            m[place] = MOMENTUM * m[place] + g
-            target[place] = store(g + MOMENTUM * m[place], target[place])
+            m[place] = MUON_MOMENTUM * m[place] + g
+            target[place] = store(g + MUON_MOMENTUM * m[place], target[place])
 
 
 @vectorized

@@ -189,10 +189,10 @@ def meet(context, arrived, count):
     return types.void(ADDRESS, types.int64), code
 
 
-def vector_block(dtype: Any, begin: Any = None, finish: Any = None) -> Any:
+def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for.
 
-    `begin`(builder, column) gives the vector that the sums of some columns begin at, in place of
+    `start`(builder, column) gives the vector that the sums of some columns begin at, in place of
     zeros, `finish`(builder, sums, row, column) what is stored in their place.
     """
     is_wide = "avx512f" in cpu_features() and dtype != types.int16
@@ -243,10 +243,10 @@ def vector_block(dtype: Any, begin: Any = None, finish: Any = None) -> Any:
         (a, a_step, a_next), (b, b_step), (c, c_step, first, column) = a, b, c
         zero = ir.Constant(vector, [0] * lanes)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
-        starts = [begin(builder, column + lanes * v) if begin else zero for v in (0, 1)]
+        firsts = [start(builder, column + lanes * v) if start else zero for v in (0, 1)]
         for row in totals:
-            for start, total in zip(starts, row, strict=True):
-                builder.store(start, total)
+            for value, total in zip(firsts, row, strict=True):
+                builder.store(value, total)
         a_rows = [builder.gep(a, [builder.mul(a_step, int64(r))]) for r in range(height)]
 
         def step(k: Any) -> None:

@@ -29,13 +29,13 @@ from bertsmith.model.kernels.numbers import (
     EXP_POWERS,
     LOG2_E,
     LOWEST,
+    ROUND,
     SHORT_EDGE,
     curves,
     short_curve,
 )
 
 LEAST_RANGE, LEVELS = np.float32(1e-20), 255
-ROUND = 1.5 * 2**23  # added, the last bits of the sum are the nearest whole number
 LANES = 16  # of the vectors below; narrower registers take several
 VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 HALVES = ir.VectorType(SHORT, LANES)

@@ -33,15 +33,20 @@ from bertsmith.model.kernels.llvm.blocks import (
     zeros,
 )
 from bertsmith.model.kernels.llvm.vector_rows import INTEGERS, VECTOR, fma, round_block, spread
-from bertsmith.model.kernels.numbers import bits_to_float, float_to_bits, load, vectorized
+from bertsmith.model.kernels.numbers import (
+    LARGEST_BYTE,
+    MAGNITUDE,
+    ROUND,
+    SMALLEST,
+    bits_to_float,
+    float_to_bits,
+    load,
+    vectorized,
+)
 
 PART = 128
 PANEL = 128  # inputs of which a product's operand stays in the second cache
-MAX = np.float32(127)
-SMALLEST = np.float32(1e-30)  # taken for the largest number where all are zeros
-ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
 ROUND_BITS = ROUND.view(np.int32)
-MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
@@ -58,11 +63,11 @@ def add_token_block(context, a, a_step, b, b_step, groups, scales, starts, c):
         a, a_step, b, b_step, groups, scales, starts, c = arguments
         of_rows, of_columns = (builder.extract_value(scales, n) for n in range(2))
 
-        def some(start: Any, number: Any, kind: Any) -> Any:
-            place = builder.gep(start, [builder.mul(number, int64(4))])
+        def some(array: Any, number: Any, kind: Any) -> Any:
+            place = builder.gep(array, [builder.mul(number, int64(4))])
             return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
 
-        def begin(builder: Any, column: int) -> Any:
+        def start(builder: Any, column: int) -> Any:
             return some(starts, int64(column), INTEGERS)
 
         def finish(builder: Any, sums: Any, row: Any, column: int) -> Any:
@@ -71,7 +76,7 @@ def add_token_block(context, a, a_step, b, b_step, groups, scales, starts, c):
             place = builder.add(builder.mul(row, int64(COLUMNS)), int64(column))
             return fma(builder, builder.sitofp(sums, VECTOR), scale, some(c, place, VECTOR))
 
-        make = vector_block(types.uint8, begin, finish)
+        make = vector_block(types.uint8, start, finish)
         rows, step = int64(ROWS), int64(4 * COLUMNS)
         make(builder, a, int64(4), b, b_step, c, step, groups, rows, a_step)
         return context.get_dummy_value()
@@ -108,8 +113,8 @@ def pack_tokens(matrix, shift, packed, scales, sums):
         for column in range(columns):
             top = bits_to_float(tops[column])
             top = SMALLEST if top < SMALLEST else top  # not a number stays so
-            factors[column] = MAX / top
-            scale[column] = top / MAX
+            factors[column] = LARGEST_BYTE / top
+            scale[column] = top / LARGEST_BYTE
         for row in range(first, last, 4):
             target, one = packed[row // 4], matrix[row]
             two = matrix[row + 1] if row + 1 < last else zeros_after
