@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bertsmith.base.processes import usable_cores
+from bertsmith.model.kernels import quantized_linear
 from bertsmith.training import engine as engine_module
 from bertsmith.training.engine import Engine, choose_engine, cpu_name, machine, measure_peak
 
@@ -60,7 +61,8 @@ def test_huge_pages_are_asked_for_unless_the_user_has_said_otherwise(monkeypatch
     [(True, True, "bf16"), (False, True, "bf16"), (False, False, "float32")],
 )
 def test_int8_where_a_processor_has_it(monkeypatch, has_vnni, has_bf16, best):
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
+    features = {name for name, has in (("avx512vnni", has_vnni), ("avx512bf16", has_bf16)) if has}
+    monkeypatch.setattr(quantized_linear, "cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
     assert choose_engine("cpu", "auto").precision == best
     # until the products of the run's own layers are measured: pretraining/test_matmul_times.py

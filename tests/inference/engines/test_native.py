@@ -72,7 +72,7 @@ def test_in_float32_it_answers_as_pytorch(head, outputs, activation):
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_in_int8_it_is_near_by_every_instruction(monkeypatch, dtype):
     model, tensors = made(TokenClassifier)
-    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(dtype))
+    monkeypatch.setattr(native, "integer_dtype", lambda *inputs: np.dtype(dtype))
     texts, ours = some_texts(), NativeModel.make(tensors, CONFIG, "int8", 1)
     assert ours.dtype == dtype
     expected = head_outputs(model, texts, CPU)
@@ -290,14 +290,6 @@ def test_a_processor_without_integer_products_says_so(monkeypatch):
     monkeypatch.setattr(native, "has_bf16_blocks", lambda: False)
     assert "no products of bf16" in why_not(CONFIG, "bf16")
     assert why_not(CONFIG, "float32") is None
-
-
-def test_amx_wants_64_inputs_else_vnni_answers(monkeypatch):
-    monkeypatch.setattr(native, "integer_dtype", lambda: np.dtype(np.int8))
-    assert native.row_dtype(CONFIG, "int8") == np.int8
-    assert native.row_dtype(ModelConfig(9, 96, 1, 3, 128), "int8") == np.uint8
-    assert native.row_dtype(ModelConfig(9, 64, 1, 2, 96), "int8") == np.uint8
-    assert native.row_dtype(CONFIG, "float32") == np.float32
 
 
 def test_a_row_longer_than_the_positions_is_refused():

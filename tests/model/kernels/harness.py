@@ -5,6 +5,7 @@ import copy
 import torch
 
 from bertsmith.model.kernels.elementwise import seed_dropout
+from bertsmith.model.kernels.llvm.blocks import stored, vector_block
 
 
 def run(function, inputs, above, *modules):
@@ -53,3 +54,12 @@ def assert_is_share(dropped, rate):
     count = dropped.numel()
     deviation = (count * rate * (1 - rate)) ** 0.5
     assert abs(dropped.sum().item() - count * rate) < 5 * deviation
+
+
+def stored_block(dtype):
+    """A block in registers that stores its sums, as AMX's tiles do."""
+
+    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows):
+        vector_block(dtype, stored(c, c_step))(builder, a, a_step, b, b_step, groups, rows)
+
+    return make

@@ -26,7 +26,6 @@ from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
-    LINE,
     has_bf16_blocks,
     in_tiles,
     integer_dtype,
@@ -91,11 +90,8 @@ def row_dtype(config: ModelConfig, precision: str) -> np.dtype:
     """The dtype of rows as they are multiplied, which picks the instruction; see blocks.py."""
     if precision != "int8":
         return np.dtype(np.uint16 if precision == "bf16" else np.float32)
-    dtype = integer_dtype()
+    dtype = integer_dtype(config.hidden_size, config.intermediate_size)
     assert dtype is not None
-    inputs = config.hidden_size, config.intermediate_size
-    if dtype == np.int8 and any(size % LINE for size in inputs):
-        return np.dtype(np.uint8)  # a processor with AMX has VNNI
     return dtype
 
 

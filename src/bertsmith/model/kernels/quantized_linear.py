@@ -1,9 +1,10 @@
 """Linear layers that train with low-precision products: int8 on a CPU, float8 on a GPU.
 
-int8, with AVX-512 twice as fast as bf16: results and gradients by the input, as in SwitchBack
-(Wortsman et al. 2023, arXiv 2304.13013). Each row is scaled so that its largest element is 127;
-sums are exact integers. SwitchBack leaves the weight's gradient, a sum over all tokens, in 16 bits;
-here it is int8, too, with scales for some tokens at a time: `llvm/weight_gradient.py`.
+int8: results and gradients by the input as in SwitchBack (Wortsman et al. 2023, arXiv 2304.13013),
+which leaves the weight's gradient, a sum over all tokens, in 16 bits; here it is int8, too, with
+scales for some tokens at a time: `llvm/weight_gradient.py`. The other two are the products of
+answers, `llvm/unpadded_encoder.py`: a row of x, or of the gradient, is quantized by its range, a
+row of the weight by its largest element, sums are exact integers and become bf16 in registers.
 
 float8: all three products, of e4m3 for input and weight, e5m2 (more range) for the gradient, as in
 Micikevicius et al. 2022 (arXiv 2209.05433). Each tensor is scaled at every use so that its largest
@@ -18,32 +19,51 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, _int_mm, nn  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor, nn
 
+from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.elementwise import has_kernels, rows
-from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
+from bertsmith.model.kernels.llvm.blocks import (
+    COLUMNS,
+    LANES,
+    LINE,
+    ROWS,
+    address,
+    begin,
+    cpu_features,
+    end,
+    integer_dtype,
+    transpose_words,
+    zeros,
+)
+from bertsmith.model.kernels.llvm.unpadded_encoder import Linear, product
+from bertsmith.model.kernels.llvm.vector_rows import PLAIN, quantize_row
+from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient, whole
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
-    ROUND,
     SMALLEST,
     bits_to_float,
     float_to_bits,
     load,
-    store,
     vectorized,
 )
 
 NO_FACTORS = np.zeros(0, np.float32)
+ROWS_AT_ONCE = 256  # quantized, and multiplied while they are in the second cache
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-MULTIPLE = 16  # of every dimension, which the product asks for
+MULTIPLE = 16  # of every dimension, which the product of float8 asks for
 
 
 def use_int8(model: nn.Module) -> None:
-    """Train the encoder's linear layers in int8, but not the model's sensitive first and last."""
+    """Train the encoder's linear layers in int8, but not the model's sensitive first and last.
+
+    A layer whose sizes are no multiples of 64 stays as it is.
+    """
     for linear in _inner_linears(model):
-        linear.__class__ = Int8Linear
+        if linear.in_features % LINE == 0 and linear.out_features % LINE == 0:
+            linear.__class__ = Int8Linear
 
 
 def use_float8(model: nn.Module) -> None:
@@ -60,88 +80,124 @@ def _inner_linears(model: nn.Module) -> list[nn.Linear]:
 
 def has_int8(device: torch.device) -> bool:
     """True for a CPU that multiplies and adds int8, and bf16, in one instruction."""
-    has_vnni, has_bf16 = torch.cpu._is_vnni_supported(), torch.cpu._is_avx512_bf16_supported()
-    return device.type == "cpu" and has_vnni and has_bf16
+    return device.type == "cpu" and {"avx512vnni", "avx512bf16"} <= cpu_features()
 
 
 @vectorized
-def quantized_rows(matrix, factors, values, scales):
-    """values = matrix x factors / scales, rounded; a row's scale makes its largest element 127.
+def pack_weight(weight, scale, total, by_inputs, by_outputs, output_total):
+    """int8 of a weight [O, I], packed for products over its inputs and over its outputs.
 
-    matrix [N, C], factors [C] or none: [0], values int8 [N, C], scales float32 [N]. The scale of a
-    row that is not finite is not finite either.
+    A row's `scale` float32 [O] makes its largest element 127. by_inputs int32 [O / 32, I / 4, 32]
+    has four inputs of an output in a word, by_outputs [I / 32, O / 4, 32] four outputs of an input
+    (`packed` in blocks.py). The sums `total` float32 [O] are as `Linear` has them, `output_total`
+    float32 [I] are those of the bytes, without scales.
     """
-    line = np.empty(matrix.shape[1], np.float32)
-    for row in range(len(matrix)):
-        source, target = matrix[row], values[row]
-        if len(factors):
-            for column in range(len(line)):
-                line[column] = load(source[column]) * factors[column]
-        else:
-            for column in range(len(line)):
-                line[column] = load(source[column])
-        bits = np.int32(0)
-        for column in range(len(line)):  # as integers, see `largest`
-            bits = max(bits, float_to_bits(line[column]) & MAGNITUDE)
-        top = bits_to_float(bits)
-        top = SMALLEST if top < SMALLEST else top  # not a number stays so
-        inverse = LARGEST_BYTE / top
-        scales[row] = top / LARGEST_BYTE
-        for column in range(len(line)):
-            target[column] = np.int8(float_to_bits(line[column] * inverse + ROUND))
+    outputs, inputs = weight.shape
+    panel = np.empty((COLUMNS, inputs), np.int8)
+    words, sums = panel.view(np.int32), np.zeros(inputs, np.int32)
+    for first in range(0, outputs, COLUMNS):
+        for r in range(COLUMNS):
+            source, target, bits = weight[first + r], panel[r], np.int32(0)
+            for column in range(inputs):  # as integers, see `largest`
+                bits = max(bits, float_to_bits(load(source[column])) & MAGNITUDE)
+            top = bits_to_float(bits)
+            top = SMALLEST if top < SMALLEST else top  # not a number stays so
+            inverse, own = LARGEST_BYTE / top, np.int32(0)
+            for column in range(inputs):
+                target[column] = np.int8(whole(load(source[column]) * inverse))
+            for column in range(inputs):
+                own += np.int32(target[column])
+            scale[first + r] = top / LARGEST_BYTE
+            total[first + r] = np.float32(own) * scale[first + r]
+        for r in range(0, COLUMNS, LANES):
+            for k in range(0, inputs // 4, LANES):
+                source = address(words, r * inputs // 4 + k)
+                target = address(by_inputs, (first // COLUMNS * (inputs // 4) + k) * COLUMNS + r)
+                transpose_words(source, inputs, target, 4 * COLUMNS)
+        for r in range(0, COLUMNS, 4):
+            one, two, three, four = panel[r], panel[r + 1], panel[r + 2], panel[r + 3]
+            for n in range(inputs // COLUMNS):
+                line = by_outputs[n, (first + r) // 4]
+                for c in range(COLUMNS):
+                    column = COLUMNS * n + c
+                    p, q = np.int32(one[column]), np.int32(two[column])
+                    s, t = np.int32(three[column]), np.int32(four[column])
+                    line[c] = (p & 255) | (q & 255) << 8 | (s & 255) << 16 | t << 24
+                    sums[column] += p + q + s + t
+    for column in range(inputs):
+        output_total[column] = np.float32(sums[column])
 
 
-@vectorized
-def scaled_rows(sums, row_scales, column_scales, outputs):
-    """outputs = sums (int32 [N, C]) x scales of rows [N] and of columns ([C], or [0] for none)."""
-    for row in range(len(sums)):
-        line, target, scale = sums[row], outputs[row], row_scales[row]
-        if len(column_scales):
-            for column in range(len(line)):
-                value = np.float32(line[column]) * (scale * column_scales[column])
-                target[column] = store(value, target[column])
-        else:
-            for column in range(len(line)):
-                target[column] = store(np.float32(line[column]) * scale, target[column])
+@compiled
+def multiply_rows(matrix, factors, linear, like, outputs):
+    """outputs [N, C] = (bf16 matrix [N, K] x factors) times a layer's int8, in bf16.
 
-
-def quantized(matrix: Tensor, factors: np.ndarray = NO_FACTORS) -> tuple[Tensor, np.ndarray]:
-    """(int8 [N, C], the scales of its rows, float32 [N]) of a matrix whose columns get `factors`.
-
-    >>> values, scales = quantized(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
-    >>> values.tolist(), round(float(scales[0]) * 127, 3)
-    ([[64, -127], [0, 0]], 2.0)
+    `factors` [K], or none: [0]. `like` is an array of the dtype of quantized rows. A row that is
+    not finite has such outputs.
     """
-    values, scales = torch.empty(matrix.shape, dtype=torch.int8), np.empty(len(matrix), np.float32)
-    quantized_rows(rows(matrix), factors, values.numpy(), scales)
-    return values, scales
+    count, inputs = matrix.shape
+    at_once = min(ROWS_AT_ONCE, (count + ROWS - 1) // ROWS * ROWS)
+    quantized, sums = zeros(at_once, inputs, like), zeros(ROWS, COLUMNS, np.empty(1, np.int32))
+    ranges, likes = np.empty((2, at_once), np.float32), (matrix, like)
+    begin(like)
+    for first in range(0, count, at_once):
+        here = min(at_once, count - first)
+        for r in range(here):
+            source, target = address(matrix, (first + r) * inputs), address(quantized, r * inputs)
+            if len(factors):
+                found = quantize_row(likes, source, address(factors, 0), target, inputs)
+            else:
+                found = quantize_row(likes, source, None, target, inputs)
+            ranges[0, r], ranges[1, r] = found
+        product(quantized, ranges, 0, here, linear, 0, PLAIN, outputs, first, sums)
+    end(like)
 
 
-def _int8_matmul(
-    left: Tensor, right: Tensor, row_scales: np.ndarray, column_scales: np.ndarray = NO_FACTORS
+def packed_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """What `pack_weight` makes: (by_inputs, by_outputs, scale, total, output_total)."""
+    outputs, inputs = weight_OI.shape
+    by_inputs, by_outputs = (  # PyTorch's memory begins with a line of the cache, for AMX
+        torch.empty((columns // COLUMNS, depth // 4, COLUMNS), dtype=torch.int32)
+        for columns, depth in ((outputs, inputs), (inputs, outputs))
+    )
+    scale, total = np.empty((2, outputs), np.float32)
+    output_total = np.empty(inputs, np.float32)
+    packings = by_inputs.numpy(), by_outputs.numpy()
+    pack_weight(rows(weight_OI), scale, total, *packings, output_total)
+    return by_inputs, by_outputs, scale, total, output_total
+
+
+def int8_product(
+    matrix: Tensor,
+    packing: Tensor,
+    scale: np.ndarray,
+    total: np.ndarray,
+    factors: np.ndarray = NO_FACTORS,
 ) -> Tensor:
-    """left @ right, int8, with their scales, in bf16."""
-    sums = _int_mm(left, right)
-    result = torch.empty(sums.shape, dtype=torch.bfloat16)
-    scaled_rows(sums.numpy(), row_scales, column_scales, rows(result))
-    return result
+    """(matrix [N, K] x factors) times a packed weight of C columns, bf16 [N, C]."""
+    product = torch.empty((len(matrix), len(scale)), dtype=torch.bfloat16)
+    weight, no_bias = packing.numpy().view(np.int8).reshape(1, -1), np.zeros_like(scale)
+    linear = Linear(weight, *(vector[None] for vector in (scale, total, no_bias)))
+    like = np.zeros(1, integer_dtype(matrix.shape[1]))
+    multiply_rows(rows(matrix), factors, linear, like, rows(product))
+    return product
 
 
 class _Int8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-        x, x_scales = quantized(x_NI)
-        weight, ctx.weight_scales = quantized(weight_OI)
-        ctx.save_for_backward(x_NI, weight)
-        return _int8_matmul(x, weight.t(), x_scales, ctx.weight_scales)
+        by_inputs, by_outputs, scale, total, output_total = packed_weight(weight_OI)
+        ctx.save_for_backward(x_NI, by_outputs)
+        ctx.scale, ctx.total = scale, output_total
+        return int8_product(x_NI, by_inputs, scale, total)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x_NI, weight = ctx.saved_tensors
+        x_NI, by_outputs = ctx.saved_tensors
         gradient_NO = gradients[0].contiguous()
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
-        gradient, scales = quantized(gradient_NO, ctx.weight_scales)
-        x_gradient = _int8_matmul(gradient, weight, scales)
+        one = np.ones_like(ctx.total)
+        x_gradient = int8_product(gradient_NO, by_outputs, one, ctx.total, factors=ctx.scale)
         return x_gradient, int8_weight_gradient(gradient_NO, x_NI)
 
 

@@ -1,7 +1,6 @@
 """The faster of int8 and bf16 for a layer's matrix products, measured before a run.
 
-The CPU's instructions do not tell: `_int_mm` packs a weight in every call and returns int32, and
-where bf16 has units of its own (AMX) int8 with its scales takes longer.
+The CPU's instructions do not tell: rounding and packing may take longer than int8 saves.
 """
 
 from __future__ import annotations

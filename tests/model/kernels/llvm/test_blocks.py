@@ -13,6 +13,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     cpu_features,
     end,
     packed,
+    transpose_words,
 )
 
 NEEDS = [
@@ -50,6 +51,17 @@ def test_a_block_is_numpys_product(monkeypatch, name, needs):
         check(multiply, np.dtype(name), count)
 
 
+def test_tiles_want_64_inputs_else_vnni_multiplies(monkeypatch):
+    monkeypatch.setattr(blocks, "_amx_allowed", lambda: True)
+    monkeypatch.setattr(blocks, "cpu_features", lambda: {"amx-int8", "avx512vnni", "avx2"})
+    chosen = blocks.integer_dtype.__wrapped__
+    assert chosen() == chosen(64, 384) == np.int8 and chosen(64, 96) == np.uint8
+    monkeypatch.setattr(blocks, "cpu_features", lambda: {"avx2"})
+    assert chosen(64) == np.int16
+    monkeypatch.setattr(blocks, "cpu_features", lambda: set())
+    assert chosen(64) is None
+
+
 def check(multiply, dtype, count):
     inputs, name = 192, dtype.name
     random = np.random.default_rng(count)
@@ -71,3 +83,17 @@ def check(multiply, dtype, count):
 def bf16(numbers):
     """The bits of numbers that need no rounding."""
     return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@njit
+def transposed(source, target):
+    steps = source.shape[1] * 4, target.shape[1] * 4
+    transpose_words(address(source, 0), steps[0], address(target, 0), steps[1])
+
+
+def test_a_square_of_words_is_transposed():
+    source = np.arange(20 * 24, dtype=np.int32).reshape(20, 24)
+    target = np.full((17, 18), -1, np.int32)
+    transposed(source, target)
+    assert (target[:16, :16] == source[:16, :16].T).all()
+    assert (target[16:] == -1).all() and (target[:, 16:] == -1).all()

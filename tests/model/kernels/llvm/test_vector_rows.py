@@ -5,20 +5,27 @@ import pytest
 import torch
 from numba import njit
 
-from bertsmith.model.kernels.llvm import vector_rows
-from bertsmith.model.kernels.llvm.blocks import address, cpu_features
+from bertsmith.model.kernels.llvm import blocks, vector_rows
+from bertsmith.model.kernels.llvm.blocks import (
+    address,
+    cpu_features,
+    packed,
+)
+from bertsmith.model.kernels.llvm.unpadded_encoder import group
 from bertsmith.model.kernels.llvm.vector_rows import (
     GELU,
     GELU_TANH,
     PLAIN,
     RESIDUAL,
     exponential_row,
-    finish,
+    linear_block,
     normalize_row,
     quantize_row,
     scalar_product,
     scale_row,
 )
+
+from ..harness import stored_block
 
 HAS_BF16 = [{}, *[{"avx512bf16"}] * ("avx512bf16" in cpu_features())]  # without, and with it
 
@@ -31,7 +38,7 @@ def softmaxed(row, length, scale, target):
 
 
 def quantized(row, target):
-    return quantize_row(address(row, 0), target, address(target, 0), len(row))
+    return quantize_row((row, target), address(row, 0), None, address(target, 0), len(row))
 
 
 @njit
@@ -45,19 +52,21 @@ def product_of(a, b):
     return scalar_product(address(a, 0), address(b, 0), len(a))
 
 
-@njit
-def finished(sums, scale, low, columns, target, ending):
-    likes = sums, target
+def linear(rows, weight, sums, ranges, columns, target, ending, count):
+    groups, step = rows.shape[1] // group(rows), 32 * group(rows) * weight.itemsize
+    likes, row_bytes = (rows, target), rows.shape[1] * rows.itemsize
+    a, b = (address(rows, 0), row_bytes), (address(weight, 0), step)
+    shape, own = (groups, count), (address(ranges, 0), address(ranges, ranges.shape[1]))
     vectors = address(columns, 0), address(columns, 32), address(columns, 64)
-    own, place = address(sums, 0), address(target, 0)
+    place, total = (address(target, 0), target.shape[1] * target.itemsize), address(sums, 0)
     if ending == PLAIN:
-        finish(likes, own, scale, low, vectors, place, PLAIN)
+        linear_block(likes, a, b, total, shape, own, vectors, place, PLAIN)
     elif ending == GELU:
-        finish(likes, own, scale, low, vectors, place, GELU)
+        linear_block(likes, a, b, total, shape, own, vectors, place, GELU)
     elif ending == GELU_TANH:
-        finish(likes, own, scale, low, vectors, place, GELU_TANH)
+        linear_block(likes, a, b, total, shape, own, vectors, place, GELU_TANH)
     else:
-        finish(likes, own, scale, low, vectors, place, RESIDUAL)
+        linear_block(likes, a, b, total, shape, own, vectors, place, RESIDUAL)
 
 
 @pytest.mark.parametrize("length", [1, 7, 15, 16, 17, 33, 512])
@@ -130,25 +139,58 @@ def test_scalar_product(size):
     assert abs(product_of(a, b) - expected) < 1e-6 * np.abs(a * b).sum()
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.float32])
 @pytest.mark.parametrize("ending", [PLAIN, GELU, GELU_TANH, RESIDUAL])
-@pytest.mark.parametrize("seed", range(5))
-def test_sums_become_numbers(kind, ending, seed):
-    random = np.random.default_rng(seed)
-    sums = random.integers(-9000, 9000, (1, 32)).astype(kind)
+@pytest.mark.parametrize("count", [1, 7, 8, 32])
+@pytest.mark.parametrize("path", ["uint8", "int16", "float32", "tiles"])
+def test_a_block_of_a_linear_layer(monkeypatch, path, count, ending):
+    dtype = np.dtype("uint8" if path == "tiles" else path)
+    if dtype == np.uint8 and "avx512vnni" not in cpu_features():
+        pytest.skip("this processor has no avx512vnni")
+    if path == "tiles":  # that they store their sums is all that is different
+        monkeypatch.setattr(blocks, "in_tiles", lambda dtype: True)
+        monkeypatch.setattr(blocks, "_tile_block", stored_block)
+    random = np.random.default_rng(count)
+    rows, weight = random.integers(0, 256, (32, 96)), random.integers(-127, 128, (32, 96))
     columns = random.normal(size=(3, 32)).astype(np.float32)
-    target = random.normal(size=32).astype(np.float32)
-    scale, low = np.float32(1e-3), np.float32(-0.4)
-    value = sums[0] * (float(scale) * columns[0]) + float(low) * columns[1] + columns[2]
-    expected = {
+    ranges = random.normal(size=(2, 32)).astype(np.float32) * np.float32([[1e-5], [0.4]])
+    target = random.normal(size=(32, 64)).astype(np.float32)
+    value = (rows @ weight.T) * (ranges[0][:, None].astype(float) * columns[0])
+    value += ranges[1][:, None].astype(float) * columns[1] + columns[2]
+    expected = target.copy()
+    expected[:count, :32] = {
         PLAIN: lambda: value,
         GELU: lambda: torch.nn.functional.gelu(torch.tensor(value)).numpy(),
         GELU_TANH: lambda: torch.nn.functional.gelu(
             torch.tensor(value), approximate="tanh"
         ).numpy(),
-        RESIDUAL: lambda: target + value,
-    }[ending]()
-    finished(sums, scale, low, columns, target, ending)
+        RESIDUAL: lambda: target[:, :32] + value,
+    }[ending]()[:count]
+    packing = packed(weight.astype(dtype if path == "float32" else np.int8), dtype)
+    sums = np.empty((32, 32), np.float32 if path == "float32" else np.int32)
+    njit(linear)(rows.astype(dtype), packing, sums, ranges, columns, target, ending, count)
     # of integers GELU is a shorter polynomial, far below a step of 8 bits
-    short = kind == np.int32 and ending in (GELU, GELU_TANH)
+    short = path != "float32" and ending in (GELU, GELU_TANH)
     np.testing.assert_allclose(target, expected, atol=4e-5 if short else 1e-5)
+
+
+def quantized_bf16(row, factors, target):
+    likes, place = (row, target), address(target, 0)
+    if len(factors):
+        return quantize_row(likes, address(row, 0), address(factors, 0), place, len(row))
+    return quantize_row(likes, address(row, 0), None, place, len(row))
+
+
+@pytest.mark.parametrize("count", [0, 96])
+def test_a_row_of_bf16_is_quantized_with_its_factors(count):
+    random = np.random.default_rng(count)
+    row, target = torch.from_numpy(random.normal(size=96)).bfloat16(), np.empty(96, np.uint8)
+    factors = random.normal(size=count).astype(np.float32)
+    quantize, row[7] = njit(quantized_bf16), 0
+    scale, low = quantize(row.view(torch.uint16).numpy(), factors, target)
+    wide = row.float().numpy() * (factors if count else 1)
+    assert np.abs(scale * target + low - wide).max() <= scale * 0.501
+    assert scale == pytest.approx(np.ptp(wide) / 253)
+    assert abs(scale * target[7] + low) < 1e-5 * scale  # 0 is a level
+    for bad in (np.nan, np.inf, -np.inf):
+        row[5] = bad
+        assert not np.isfinite(quantize(row.view(torch.uint16).numpy(), factors, target)[0])

@@ -33,9 +33,11 @@ from bertsmith.base.jit import compiled
 
 COLUMNS, ROWS = 32, 32  # of a block
 GROUP = {"uint8": 4, "int8": 4, "int16": 2, "uint16": 2, "float32": 1}  # G by the rows' dtype
+LANES = 16  # 32-bit numbers of a vector, as code below has them; narrow registers take several
 LINE = 64  # bytes of a line of the cache, and of a tile's row: with AMX rows of a are multiples
 BYTE, INT, WIDE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, SHORT, NOTHING = ir.FloatType(), ir.IntType(16), ir.VoidType()
+INTEGERS = ir.VectorType(INT, LANES)
 POINTER = BYTE.as_pointer()
 ADDRESS = types.CPointer(types.int8)
 binding.initialize_native_asmparser()  # some instructions are written as such
@@ -51,10 +53,11 @@ def cpu_features() -> frozenset[str]:
 
 
 @cache
-def integer_dtype() -> np.dtype | None:
-    """The dtype of rows whose products are quickest in integers here; None: there is none."""
+def integer_dtype(*inputs: int) -> np.dtype | None:
+    """The dtype of rows, of such lengths, whose products are quickest in integers here, or None."""
     features = cpu_features()
-    if "amx-int8" in features and _amx_allowed():
+    in_lines = all(size % LINE == 0 for size in inputs)
+    if in_lines and "amx-int8" in features and _amx_allowed():
         return np.dtype(np.int8)
     if "avx512vnni" in features:
         return np.dtype(np.uint8)
@@ -127,16 +130,18 @@ def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
     in b from a group of G inputs to the next, `groups` in all. c is int32, for float32 and bf16
     float32.
     """
-    wides = [types.int64] * 4
-    dtype = like.dtype
-    make = _amx_block(dtype) if in_tiles(dtype) else vector_block(dtype)
+    dtype, wide = like.dtype, types.int64
 
     def code(context, builder, signature, arguments):
-        make(builder, *arguments[1:])
+        _, *operands, c, c_step, groups, rows = arguments
+        if in_tiles(dtype):
+            _tile_block(dtype)(builder, *operands, c, c_step, groups, rows)
+            return context.get_dummy_value()
+        vector_block(dtype, stored(c, c_step))(builder, *operands, groups, rows)
         return context.get_dummy_value()
 
-    steps = (ADDRESS, wides[0], ADDRESS, wides[1], ADDRESS, wides[2])
-    return types.void(like, *steps, types.int64, types.int64), code
+    steps = (ADDRESS, wide, ADDRESS, wide, ADDRESS, wide)
+    return types.void(like, *steps, wide, wide), code
 
 
 @emitted
@@ -189,14 +194,27 @@ def meet(context, arrived, count):
     return types.void(ADDRESS, types.int64), code
 
 
-def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
+def stored(c: Any, c_step: Any) -> Any:
+    """Code for `vector_block` that stores its sums, rows `c_step` bytes apart."""
+
+    def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
+        for r, row in enumerate(sums):
+            target = builder.gep(c, [builder.mul(c_step, builder.add(first, int64(r)))])
+            for n, value in enumerate(row):
+                place = builder.gep(target, [int64(4 * (column + LANES * n))])
+                builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
+
+    return finish
+
+
+def vector_block(dtype: Any, finish: Any) -> Any:
     """Code for sums in vector registers; as many at once as the processor has room for.
 
-    `start`(builder, column) gives the vector that the sums of some columns begin at, in place of
-    zeros, `finish`(builder, sums, row, column) what is stored in their place.
+    `finish`(builder, sums, row, column) is given the sums of rows from `row` on, for each a list of
+    vectors of LANES columns from `column` on: rows up to a multiple of 8, as `block`.
     """
     is_wide = "avx512f" in cpu_features() and dtype != types.int16
-    lanes, heights = (16, (8,)) if is_wide else (8, (6, 4))
+    lanes, heights = (LANES, (8,)) if is_wide else (LANES // 2, (6, 4))
     number = FLOAT if dtype in (types.float32, types.uint16) else INT
     vector = ir.VectorType(number, lanes)
     group = GROUP[dtype.name]
@@ -238,15 +256,14 @@ def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
         dot = declared(builder.module, name, vector, [vector, operand, operand])
         return builder.call(dot, [total, builder.bitcast(x, operand), builder.bitcast(w, operand)])
 
-    def part(builder: Any, height: int, a: Any, b: Any, c: Any, n: Any):
+    def part(builder: Any, height: int, a: Any, b: Any, where: Any, n: Any):
         """`height` rows times 2 x `lanes` columns, over `n` groups of inputs."""
-        (a, a_step, a_next), (b, b_step), (c, c_step, first, column) = a, b, c
+        (a, a_step), (b, b_step), (first, column) = a, b, where
         zero = ir.Constant(vector, [0] * lanes)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
-        firsts = [start(builder, column + lanes * v) if start else zero for v in (0, 1)]
         for row in totals:
-            for value, total in zip(firsts, row, strict=True):
-                builder.store(value, total)
+            for total in row:
+                builder.store(zero, total)
         a_rows = [builder.gep(a, [builder.mul(a_step, int64(r))]) for r in range(height)]
 
         def step(k: Any) -> None:
@@ -255,7 +272,7 @@ def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
                 weights(builder, builder.gep(place, [int64(lanes * stored * v)])) for v in (0, 1)
             ]
             for row, total in zip(a_rows, totals, strict=True):
-                x = spread(builder, builder.gep(row, [builder.mul(k, a_next)]))
+                x = spread(builder, builder.gep(row, [builder.mul(k, int64(taken))]))
                 for w, one in zip(both, total, strict=True):
                     builder.store(multiply_add(builder, builder.load(one), x, w), one)
 
@@ -267,17 +284,13 @@ def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
         done = builder.mul(whole, int64(unroll))
         with cgutils.for_range(builder, builder.sub(n, done)) as loop:
             step(builder.add(done, loop.index))
-        for r, row in enumerate(totals):
-            target = builder.gep(c, [builder.mul(c_step, int64(r))])
-            for v, total in enumerate(row):
-                value, where = builder.load(total), column + lanes * v
-                if finish:
-                    value = finish(builder, value, builder.add(first, int64(r)), where)
-                place = builder.gep(target, [int64(4 * where)])
-                builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
+        sums = [[builder.load(total) for total in row] for row in totals]
+        if not is_wide:
+            every = ir.Constant(ir.VectorType(INT, LANES), list(range(LANES)))
+            sums = [[builder.shuffle_vector(*row, every)] for row in sums]
+        finish(builder, sums, first, column)
 
-    def make(builder, a, a_step, b, b_step, c, c_step, groups, rows, a_next=None):
-        a_next = int64(taken) if a_next is None else a_next
+    def make(builder, a, a_step, b, b_step, groups, rows):
         eights = builder.sdiv(builder.add(rows, int64(7)), int64(8))
         done, rows = int64(0), builder.mul(eights, int64(8))
         for height in heights:
@@ -287,17 +300,37 @@ def vector_block(dtype: Any, start: Any = None, finish: Any = None) -> Any:
             with cgutils.for_range(builder, times) as loop:
                 first = builder.add(done, builder.mul(loop.index, int64(height)))
                 own_a = builder.gep(a, [builder.mul(first, a_step)])
-                own_c = builder.gep(c, [builder.mul(first, c_step)])
                 for column in range(0, COLUMNS, 2 * lanes):
                     own_b = builder.gep(b, [int64(column * stored)]), b_step
-                    sums = own_c, c_step, first, column
-                    part(builder, height, (own_a, a_step, a_next), own_b, sums, groups)
+                    part(builder, height, (own_a, a_step), own_b, (first, column), groups)
             done = builder.add(done, builder.mul(times, int64(height)))
 
     return make
 
 
-def _amx_block(dtype: Any) -> Any:
+def finished_block(dtype: Any, finish: Any) -> Any:
+    """Code for sums that `finish` is given, see `vector_block`; those of tiles go through memory.
+
+    It is told an address with room for them, 32 x 32 of 4 bytes.
+    """
+
+    def make(builder, a, a_step, b, b_step, sums, groups, rows):
+        if not in_tiles(dtype):
+            vector_block(dtype, finish)(builder, a, a_step, b, b_step, groups, rows)
+            return
+        step = int64(4 * COLUMNS)
+        _tile_block(dtype)(builder, a, a_step, b, b_step, sums, step, groups, rows)
+        vector = ir.VectorType(FLOAT if dtype == types.uint16 else INT, LANES)
+        with cgutils.for_range(builder, rows) as loop:
+            line = builder.gep(sums, [builder.mul(loop.index, step)])
+            halves = (builder.gep(line, [int64(4 * LANES * half)]) for half in (0, 1))
+            places = [builder.bitcast(half, vector.as_pointer()) for half in halves]
+            finish(builder, [[builder.load(place, align=1) for place in places]], loop.index, 0)
+
+    return make
+
+
+def _tile_block(dtype: Any) -> Any:
     """Code for sums in tiles."""
     name = f"llvm.x86.{'tdpbusd' if dtype == types.int8 else 'tdpbf16ps'}"
 
@@ -376,6 +409,38 @@ def _multiply_tiles(name, builder, a, b, c, steps, halves, is_first=None):
                 builder.call(dot, tiles)
     for tile, place in sums():
         builder.call(store, [tile, place, c_step])
+
+
+@emitted
+def transpose_words(context, source, source_step, target, target_step):
+    """Transpose a square of 16 x 16 words of 32 bits; steps are bytes from row to row."""
+
+    def code(context, builder, signature, arguments):
+        source, source_step, target, target_step = arguments
+        rows = []
+        for number in range(LANES):
+            place = builder.gep(source, [builder.mul(source_step, int64(number))])
+            place = builder.bitcast(place, INTEGERS.as_pointer())
+            rows.append(builder.load(place, align=1))
+        distance = LANES // 2
+        while distance:  # squares of that size above the diagonal change places with those below
+            for low in range(LANES):
+                if low & distance:
+                    continue
+                pair, lanes = (rows[low], rows[low + distance]), range(LANES)
+                above = [n - distance + LANES if n & distance else n for n in lanes]
+                below = [n + LANES if n & distance else n + distance for n in lanes]
+                rows[low], rows[low + distance] = (
+                    builder.shuffle_vector(*pair, ir.Constant(INTEGERS, order))
+                    for order in (above, below)
+                )
+            distance //= 2
+        for number, row in enumerate(rows):
+            place = builder.gep(target, [builder.mul(target_step, int64(number))])
+            builder.store(row, builder.bitcast(place, INTEGERS.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
 
 
 @compiled

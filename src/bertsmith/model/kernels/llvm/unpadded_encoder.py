@@ -44,7 +44,7 @@ from bertsmith.model.kernels.llvm.vector_rows import (
     PLAIN,
     RESIDUAL,
     exponential_row,
-    finish,
+    linear_block,
     normalize_row,
     quantize_row,
     scalar_product,
@@ -192,7 +192,7 @@ def normalize(line, norm, eps):
 def quantize(line, rows, number):
     """Write a line's q as a row of `rows`; its (scale, low)."""
     start = address(rows, number * rows.shape[1])
-    return quantize_row(address(line, 0), rows, start, len(line))
+    return quantize_row((line, rows), address(line, 0), None, start, len(line))
 
 
 @compiled
@@ -210,29 +210,26 @@ def product(rows, ranges, first, count, linear, layer, ending, target, start, su
     32 columns of the matrix are read once; they stay in the cache for all rows.
     """
     weight, inputs, columns = linear.weight[layer], rows.shape[1], linear.bias.shape[1]
-    groups = inputs // group(rows)
+    groups, likes = inputs // group(rows), (rows, target)
     step, row_bytes = COLUMNS * group(rows) * weight.itemsize, inputs * rows.itemsize
-    likes = sums, target
+    target_bytes = columns * target.itemsize
     for n in range(0, columns, COLUMNS):
-        column = layer * columns + n
+        b, column = (address(weight, n * inputs), step), layer * columns + n
         scale, total = address(linear.scale, column), address(linear.total, column)
         vectors = scale, total, address(linear.bias, column)
         for row in range(0, count, ROWS):
-            here = min(ROWS, count - row)
-            a, b = address(rows, (first + row) * inputs), address(weight, n * inputs)
-            block(rows, a, row_bytes, b, step, address(sums, 0), 4 * COLUMNS, groups, here)
-            for r in range(here):
-                own = address(sums, r * COLUMNS)
-                place = address(target, (start + row + r) * columns + n)
-                row_scale, low = ranges[0, first + row + r], ranges[1, first + row + r]
-                if ending == GELU:
-                    finish(likes, own, row_scale, low, vectors, place, GELU)
-                elif ending == RESIDUAL:
-                    finish(likes, own, row_scale, low, vectors, place, RESIDUAL)
-                elif ending == GELU_TANH:
-                    finish(likes, own, row_scale, low, vectors, place, GELU_TANH)
-                else:
-                    finish(likes, own, row_scale, low, vectors, place, PLAIN)
+            number, c = first + row, address(sums, 0)
+            a, shape = (address(rows, number * inputs), row_bytes), (groups, min(ROWS, count - row))
+            own = address(ranges, number), address(ranges, ranges.shape[1] + number)
+            place = address(target, (start + row) * columns + n), target_bytes
+            if ending == GELU:
+                linear_block(likes, a, b, c, shape, own, vectors, place, GELU)
+            elif ending == RESIDUAL:
+                linear_block(likes, a, b, c, shape, own, vectors, place, RESIDUAL)
+            elif ending == GELU_TANH:
+                linear_block(likes, a, b, c, shape, own, vectors, place, GELU_TANH)
+            else:
+                linear_block(likes, a, b, c, shape, own, vectors, place, PLAIN)
 
 
 @compiled

@@ -18,10 +18,13 @@ from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     FLOAT,
     INT,
+    INTEGERS,
+    LANES,
     SHORT,
     cpu_features,
     declared,
     emitted,
+    finished_block,
     int64,
 )
 from bertsmith.model.kernels.numbers import (
@@ -36,8 +39,7 @@ from bertsmith.model.kernels.numbers import (
 )
 
 LEAST_RANGE, LEVELS = np.float32(1e-20), 255
-LANES = 16  # of the vectors below; narrower registers take several
-VECTOR, INTEGERS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+VECTOR = ir.VectorType(FLOAT, LANES)
 HALVES = ir.VectorType(SHORT, LANES)
 
 
@@ -58,17 +60,17 @@ def _place(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
     return builder.bitcast(own, like.as_pointer())
 
 
-def _store(builder: Any, value: Any, start: Any, chunk: Any, array: Any) -> None:
-    """Store a chunk of 16 numbers, rounded to the nearest even bf16 in an array of uint16."""
-    if array.dtype == types.uint16 and "avx512bf16" in cpu_features():
+def _store(builder: Any, value: Any, start: Any, chunk: Any, dtype: Any) -> None:
+    """Store a chunk of 16 numbers; as uint16 rounded to the nearest even bf16."""
+    if dtype == types.uint16 and "avx512bf16" in cpu_features():
         kind = ir.FunctionType(HALVES, [VECTOR])
         value = builder.call(ir.InlineAsm(kind, "vcvtneps2bf16 $1, $0", "=v,v"), [value])
-    elif array.dtype == types.uint16:
+    elif dtype == types.uint16:
         bits, sixteen = builder.bitcast(value, INTEGERS), ir.Constant(INTEGERS, [16] * LANES)
         even = builder.and_(builder.lshr(bits, sixteen), ir.Constant(INTEGERS, [1] * LANES))
         bits = builder.add(bits, builder.add(even, ir.Constant(INTEGERS, [0x7FFF] * LANES)))
         value = builder.trunc(builder.lshr(bits, sixteen), HALVES)
-    place = builder.gep(start, [builder.mul(chunk, int64(LANES * array.dtype.bitwidth // 8))])
+    place = builder.gep(start, [builder.mul(chunk, int64(LANES * dtype.bitwidth // 8))])
     builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
 
@@ -214,13 +216,13 @@ def exponential_row(context, row, length, scale, like, target):
             return _power_of_two(builder, fma(builder, x, factor, offset))
 
         def finish(power: Any, chunk: Any) -> None:
-            _store(builder, power, target, chunk, signature.args[3])
+            _store(builder, power, target, chunk, signature.args[3].dtype)
             builder.store(builder.fadd(builder.load(total), power), total)
 
         with cgutils.for_range(builder, last) as loop:
             finish(exponential(loop.index), loop.index)
         power = builder.select(outside, zero, exponential(last))
-        _store(builder, zero, target, builder.or_(last, int64(1)), signature.args[3])
+        _store(builder, zero, target, builder.or_(last, int64(1)), signature.args[3].dtype)
         finish(power, last)
         return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
 
@@ -288,7 +290,7 @@ def powers_row(context, row, shift, tops, weights, like, target, length):
             top = builder.load(_place(builder, tops, loop.index), align=1)
             weight = builder.load(_place(builder, weights, loop.index), align=1)
             power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
-            _store(builder, power, target, loop.index, signature.args[4])
+            _store(builder, power, target, loop.index, signature.args[4].dtype)
             builder.store(builder.fadd(builder.load(total), power), total)
         return _lanes(builder, builder.load(total))
 
@@ -307,7 +309,7 @@ def round_block(context, sums, count, like, target, step):
             for half in (0, 1):
                 chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
                 numbers = builder.load(_place(builder, sums, chunk), align=1)
-                _store(builder, numbers, place, int64(half), signature.args[2])
+                _store(builder, numbers, place, int64(half), signature.args[2].dtype)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.int64, like, ADDRESS, types.int64), code
@@ -329,97 +331,141 @@ def scale_row(context, row, length, factor):
 
 
 @emitted
-def quantize_row(context, row, like, target, length):
+def quantize_row(context, likes, row, factors, target, length):
     """Write x = scale q + low as its q, whole numbers from 0 to 255; (scale, low).
 
-    `length` is a multiple of 16. The target's dtype is that of the array `like`: in bf16 or float32
-    it is given the numbers themselves, scale 1 and low 0.
+    `likes` are the arrays of the row and of the target, for their dtypes; `length` is a multiple of
+    16. The row, float32 or bf16, is first multiplied by `factors`, an address, or None. In bf16 or
+    float32 the target is given the numbers themselves, scale 1 and low 0. Of a row of bf16, in
+    training, 0 is a level: a gradient has a few large numbers, and would else be off by the same in
+    all others; the scale of one that is not finite is not finite.
     """
+    source_like, target_like = (like.dtype for like in likes)
 
     def code(context, builder, signature, arguments):
-        row, _, target, length = arguments
-        array = signature.args[1]
+        _, row, factors, target, length = arguments
         chunks = builder.sdiv(length, int64(LANES))
-        if array.dtype in (types.float32, types.uint16):
+
+        def read(chunk: Any) -> Any:
+            if source_like == types.uint16:
+                own = builder.gep(row, [builder.mul(chunk, int64(2 * LANES))])
+                halves = builder.load(builder.bitcast(own, HALVES.as_pointer()), align=1)
+                sixteen = ir.Constant(INTEGERS, [16] * LANES)
+                bits = builder.shl(builder.zext(halves, INTEGERS), sixteen)
+                numbers = builder.bitcast(bits, VECTOR)
+            else:
+                numbers = builder.load(_place(builder, row, chunk), align=1)
+            if signature.args[2] == types.none:
+                return numbers
+            return builder.fmul(numbers, builder.load(_place(builder, factors, chunk), align=1))
+
+        if target_like in (types.float32, types.uint16):
             with cgutils.for_range(builder, chunks) as loop:
-                numbers = builder.load(_place(builder, row, loop.index), align=1)
-                _store(builder, numbers, target, loop.index, array)
+                _store(builder, read(loop.index), target, loop.index, target_like)
             found = ir.Constant(FLOAT, 1), ir.Constant(FLOAT, 0)
             return context.make_tuple(builder, signature.return_type, found)
-        first = builder.load(_place(builder, row, int64(0)), align=1)
+        first, zero = read(int64(0)), _constants(0)
         extremes = {of: cgutils.alloca_once_value(builder, first) for of in (_larger, _smaller)}
-        for extreme in extremes.values():
-            builder.store(first, extreme)
+        unknown = cgutils.alloca_once_value(builder, zero)  # stays 0 but for what is not finite
+        for place, value in zip((*extremes.values(), unknown), (first, first, zero), strict=True):
+            builder.store(value, place)
         with cgutils.for_range(builder, chunks) as loop:
-            numbers = builder.load(_place(builder, row, loop.index), align=1)
+            numbers = read(loop.index)
             for of, extreme in extremes.items():
                 builder.store(of(builder, numbers, builder.load(extreme)), extreme)
+            if source_like == types.uint16:
+                builder.store(fma(builder, numbers, zero, builder.load(unknown)), unknown)
         high, low = (_lanes(builder, builder.load(extreme), of) for of, extreme in extremes.items())
         span = builder.fsub(high, low)
         least = ir.Constant(FLOAT, float(LEAST_RANGE))
         span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
-        factor = spread(builder, builder.fdiv(ir.Constant(FLOAT, LEVELS), span))
-        bottom = spread(builder, low)
-        kind = ir.VectorType(ir.IntType(array.dtype.bitwidth), LANES)
+        levels = ir.Constant(FLOAT, LEVELS if source_like == types.float32 else LEVELS - 2)
+        scale, factor = builder.fdiv(span, levels), builder.fdiv(levels, span)
+        if source_like == types.uint16:
+            up = declared(builder.module, "llvm.ceil.f32", FLOAT, [FLOAT])
+            low = builder.fmul(
+                scale, builder.fneg(builder.call(up, [builder.fdiv(builder.fneg(low), scale)]))
+            )
+        factor, bottom = spread(builder, factor), spread(builder, low)
+        kind = ir.VectorType(ir.IntType(target_like.bitwidth), LANES)
         with cgutils.for_range(builder, chunks) as loop:
-            numbers = builder.load(_place(builder, row, loop.index), align=1)
-            level = builder.fmul(builder.fsub(numbers, bottom), factor)
+            level = builder.fmul(builder.fsub(read(loop.index), bottom), factor)
             bits = builder.bitcast(builder.fadd(level, _constants(ROUND)), INTEGERS)
             bits = builder.and_(bits, ir.Constant(INTEGERS, [LEVELS] * LANES))
-            place = builder.mul(loop.index, int64(LANES * array.dtype.bitwidth // 8))
+            place = builder.mul(loop.index, int64(LANES * target_like.bitwidth // 8))
             place = builder.bitcast(builder.gep(target, [place]), kind.as_pointer())
             builder.store(builder.trunc(bits, kind), place, align=1)
-        scale = builder.fdiv(span, ir.Constant(FLOAT, LEVELS))
+        scale = builder.fadd(scale, _lanes(builder, builder.load(unknown)))
         return context.make_tuple(builder, signature.return_type, (scale, low))
 
     pair = types.UniTuple(types.float32, 2)
-    return pair(ADDRESS, like, ADDRESS, types.int64), code
+    return pair(likes, ADDRESS, factors, ADDRESS, types.int64), code
 
 
 PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 
 @emitted
-def finish(context, likes, sums, row_scale, row_low, vectors, target, ending):
-    """32 sums of a row become numbers: value = sums (row_scale scale) + (row_low total + bias).
+def linear_block(context, likes, a, b, sums, shape, ranges, vectors, target, ending):
+    """32 columns of a linear layer for some rows, finished while their sums are in registers.
 
-    `likes` are the arrays of the sums and of the target; `vectors` are three addresses: scale,
-    total and bias of the columns. PLAIN: target = value; GELU, GELU_TANH: target = GELU(value);
-    RESIDUAL, in float32: target += value.
+    value = sums (row_scale scale) + (row_low total + bias); PLAIN: target = value; GELU, GELU_TANH:
+    target = GELU(value); RESIDUAL, in float32: target += value. `likes` are the arrays of the rows
+    and of the target, `a`, `b` and `target` pairs of an address and a step, as those of `block`.
+    `sums` is memory for `finished_block`, `shape` the groups and the rows, `ranges`
+    addresses of the rows' scale and low, `vectors` of the columns' scale, total and bias.
     """
     if not isinstance(ending, types.IntegerLiteral):
         raise errors.RequireLiteralValue("ending")
-    kind = ending.literal_value
+    kind, wide = ending.literal_value, types.int64
+    rows_like, target_like = (like.dtype for like in likes)
+    is_float = rows_like in (types.float32, types.uint16)
 
     def code(context, builder, signature, arguments):
-        _, sums, row_scale, row_low, vectors, target, _ = arguments
-        scale, total, bias = (builder.extract_value(vectors, n) for n in range(3))
-        spread_scale, spread_low = spread(builder, row_scale), spread(builder, row_low)
-        sums_like, target_like = signature.args[0]
-        is_float = sums_like.dtype == types.float32
+        _, a, b, sums, shape, ranges, vectors, target, _ = arguments
+        groups, rows = (builder.extract_value(shape, n) for n in range(2))
+        operands = [builder.extract_value(pair, n) for pair in (a, b) for n in range(2)]
+        target, step = (builder.extract_value(target, n) for n in range(2))
+        addresses = [builder.extract_value(ranges, n) for n in range(2)]
+        of_columns = [builder.extract_value(vectors, n) for n in range(3)]
 
-        def load(place: Any, half: Any, like: Any = VECTOR) -> Any:
-            return builder.load(_place(builder, place, half, like), align=1)
+        def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
+            chunks = [int64(column // LANES + n) for n in range(len(sums[0]))]
+            scales, totals, biases = (
+                [builder.load(_place(builder, start, chunk), align=1) for chunk in chunks]
+                for start in of_columns
+            )
+            for r, own in enumerate(sums):
+                row = builder.add(first, int64(r))
+                with builder.if_then(builder.icmp_signed("<", row, rows), likely=True):
+                    number = builder.mul(row, int64(4))
+                    row_scale, low = (
+                        spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+                        for place in (builder.gep(start, [number]) for start in addresses)
+                    )
+                    line = builder.gep(target, [builder.mul(row, step)])
+                    for n, value in enumerate(own):
+                        if not is_float:
+                            value = builder.sitofp(value, VECTOR)
+                        offset = fma(builder, low, totals[n], biases[n])
+                        value = fma(builder, value, builder.fmul(row_scale, scales[n]), offset)
+                        ended(builder, value, line, chunks[n])
 
-        for half in (int64(0), int64(1)):
-            value = load(sums, half, VECTOR if is_float else INTEGERS)
-            if not is_float:
-                value = builder.sitofp(value, VECTOR)
-            offset = fma(builder, spread_low, load(total, half), load(bias, half))
-            value = fma(builder, value, builder.fmul(spread_scale, load(scale, half)), offset)
+        def ended(builder: Any, value: Any, line: Any, chunk: Any) -> None:
             if kind == RESIDUAL:
-                value = builder.fadd(load(target, half), value)
+                value = builder.fadd(builder.load(_place(builder, line, chunk), align=1), value)
             elif kind != PLAIN:
                 approximate = "none" if kind == GELU else "tanh"
-                if is_float:
-                    value = _gelu(builder, value, curves(approximate)[0], EDGE)
-                else:
-                    value = _gelu(builder, value, short_curve(approximate), SHORT_EDGE)
-            _store(builder, value, target, half, target_like)
+                curve = curves(approximate)[0] if is_float else short_curve(approximate)
+                value = _gelu(builder, value, curve, EDGE if is_float else SHORT_EDGE)
+            _store(builder, value, line, chunk, target_like)
+
+        finished_block(rows_like, finish)(builder, *operands, sums, groups, rows)
         return context.get_dummy_value()
 
-    number, addresses = types.float32, types.UniTuple(ADDRESS, 3)
-    return types.void(likes, ADDRESS, number, number, addresses, ADDRESS, ending), code
+    pair, two = types.Tuple((ADDRESS, wide)), types.UniTuple(ADDRESS, 2)
+    shape, three = types.UniTuple(wide, 2), types.UniTuple(ADDRESS, 3)
+    return types.void(likes, pair, pair, ADDRESS, shape, two, three, pair, ending), code
 
 
 def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:

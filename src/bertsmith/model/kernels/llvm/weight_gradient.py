@@ -1,4 +1,4 @@
-"""The gradient of a linear layer's weight as a product of int8, by AVX-512 VNNI.
+"""The gradient of a linear layer's weight as a product of int8, by AVX-512 VNNI or AMX.
 
 It is a sum over tokens, some of which have numbers a hundred times as large as others: with one
 scale a column they would round the others to nothing. So every PART tokens have scales of their
@@ -23,16 +23,20 @@ from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     COLUMNS,
     FLOAT,
-    LINE,
+    INTEGERS,
+    LANES,
     ROWS,
     address,
-    cpu_features,
+    begin,
     emitted,
+    end,
+    finished_block,
     int64,
-    vector_block,
+    integer_dtype,
+    transpose_words,
     zeros,
 )
-from bertsmith.model.kernels.llvm.vector_rows import INTEGERS, VECTOR, fma, round_block, spread
+from bertsmith.model.kernels.llvm.vector_rows import VECTOR, fma, round_block, spread
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
@@ -51,38 +55,45 @@ UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
 @emitted
-def add_token_block(context, a, a_step, b, b_step, groups, scales, starts, c):
-    """c[32, 32] += a^T[32, T] b[T, 32] of bytes, T tokens in groups of 4; AVX-512 VNNI.
+def add_token_block(context, like, a, a_step, b, b_step, groups, scales, starts, sums, c):
+    """c[32, 32] += a[32, T] b[T, 32] of bytes, T tokens in groups of 4; c is float32.
 
-    Steps are bytes from a group to the next; in it the bytes of a row of c (b: a column) are side
-    by side, those of a unsigned. Sums begin at `starts` int32 [32], and are multiplied by two
-    `scales` float32 [32], of the rows and of the columns; c is float32.
+    `like` is an array of the dtype of a as `block` takes it; steps are as there, `sums` as of
+    `finished_block`. To the sums `starts` int32 [32] is added, and they are multiplied by two
+    `scales` float32 [32], of the rows and of the columns.
     """
 
     def code(context, builder, signature, arguments):
-        a, a_step, b, b_step, groups, scales, starts, c = arguments
+        _, *operands, groups, scales, starts, sums, c = arguments
         of_rows, of_columns = (builder.extract_value(scales, n) for n in range(2))
 
         def some(array: Any, number: Any, kind: Any) -> Any:
             place = builder.gep(array, [builder.mul(number, int64(4))])
             return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
 
-        def start(builder: Any, column: int) -> Any:
-            return some(starts, int64(column), INTEGERS)
+        def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
+            columns = [int64(column + LANES * n) for n in range(len(sums[0]))]
+            shifts = [some(starts, where, INTEGERS) for where in columns]
+            factors = [some(of_columns, where, VECTOR) for where in columns]
+            for r, row in enumerate(sums):
+                number = builder.add(first, int64(r))
+                of_row = spread(builder, some(of_rows, number, FLOAT))
+                line = builder.gep(c, [builder.mul(number, int64(4 * COLUMNS))])
+                for where, shift, factor, value in zip(columns, shifts, factors, row, strict=True):
+                    value = builder.sitofp(builder.add(value, shift), VECTOR)
+                    scale = builder.fmul(of_row, factor)
+                    place = builder.gep(line, [builder.mul(where, int64(4))])
+                    place = builder.bitcast(place, VECTOR.as_pointer())
+                    total = fma(builder, value, scale, builder.load(place, align=1))
+                    builder.store(total, place, align=1)
 
-        def finish(builder: Any, sums: Any, row: Any, column: int) -> Any:
-            scale = spread(builder, some(of_rows, row, FLOAT))
-            scale = builder.fmul(scale, some(of_columns, int64(column), VECTOR))
-            place = builder.add(builder.mul(row, int64(COLUMNS)), int64(column))
-            return fma(builder, builder.sitofp(sums, VECTOR), scale, some(c, place, VECTOR))
-
-        make = vector_block(types.uint8, start, finish)
-        rows, step = int64(ROWS), int64(4 * COLUMNS)
-        make(builder, a, int64(4), b, b_step, c, step, groups, rows, a_step)
+        make = finished_block(like.dtype, finish)
+        make(builder, *operands, sums, groups, int64(ROWS))
         return context.get_dummy_value()
 
     wide, two = types.int64, types.UniTuple(ADDRESS, 2)
-    return types.void(ADDRESS, wide, ADDRESS, wide, wide, two, ADDRESS, ADDRESS), code
+    operands = ADDRESS, wide, ADDRESS, wide, wide
+    return types.void(like, *operands, two, ADDRESS, ADDRESS, ADDRESS), code
 
 
 @vectorized
@@ -92,91 +103,108 @@ def whole(number):
 
 
 @vectorized
-def pack_tokens(matrix, shift, packed, scales, sums):
-    """A matrix [N, C] in bytes for sums over its rows, four rows of a column in a word.
+def pack_part(matrix, shift, packed, scale, sums):
+    """At most PART rows of a matrix [N, C] in bytes for sums over them, four of a column in a word.
 
-    Of PART rows each column has a scale: `scales` float32 [N / PART, C]. `shift` is added to each
-    byte; packed int32 [N / 4, C or more], with zeros, shifted like all, behind the last row. `sums`
-    int32, as `scales`, are those of the bytes without `shift`.
+    A column's `scale` float32 [C] makes its largest byte 127. `shift` is added to each; packed
+    int32 [C / 32, PART / 4, 32], with zeros, shifted like all, for the rows that are lacking.
+    `sums` int32 [C] are those of the bytes without `shift`.
     """
-    tokens, columns = matrix.shape
-    factors, tops = np.empty(columns, np.float32), np.empty(columns, np.int32)
+    rows, columns = matrix.shape
+    factors, tops = np.empty(columns, np.float32), np.zeros(columns, np.int32)
     zeros_after = np.zeros(columns, matrix.dtype)
-    for part in range(len(scales)):
-        scale, total = scales[part], sums[part]
-        first, last = part * PART, min(tokens, (part + 1) * PART)
-        tops[:], total[:] = 0, 0
-        for row in range(first, last):
-            line = matrix[row]
-            for column in range(columns):  # as integers, see `largest`
-                tops[column] = max(tops[column], float_to_bits(load(line[column])) & MAGNITUDE)
-        for column in range(columns):
-            top = bits_to_float(tops[column])
-            top = SMALLEST if top < SMALLEST else top  # not a number stays so
-            factors[column] = LARGEST_BYTE / top
-            scale[column] = top / LARGEST_BYTE
-        for row in range(first, last, 4):
-            target, one = packed[row // 4], matrix[row]
-            two = matrix[row + 1] if row + 1 < last else zeros_after
-            three = matrix[row + 2] if row + 2 < last else zeros_after
-            four = matrix[row + 3] if row + 3 < last else zeros_after
-            for column in range(columns):
+    for row in range(rows):
+        line = matrix[row]
+        for column in range(columns):  # as integers, see `largest`
+            tops[column] = max(tops[column], float_to_bits(load(line[column])) & MAGNITUDE)
+    for column in range(columns):
+        top = bits_to_float(tops[column])
+        top = SMALLEST if top < SMALLEST else top  # not a number stays so
+        factors[column] = LARGEST_BYTE / top
+        scale[column] = top / LARGEST_BYTE
+    sums[:] = 0
+    for group in range(packed.shape[1]):
+        row = 4 * group
+        one = matrix[row] if row < rows else zeros_after
+        two = matrix[row + 1] if row + 1 < rows else zeros_after
+        three = matrix[row + 2] if row + 2 < rows else zeros_after
+        four = matrix[row + 3] if row + 3 < rows else zeros_after
+        for panel in range(columns // COLUMNS):
+            target = packed[panel, group]
+            for n in range(COLUMNS):
+                column = panel * COLUMNS + n
                 factor = factors[column]
                 a, b = whole(load(one[column]) * factor), whole(load(two[column]) * factor)
                 c, d = whole(load(three[column]) * factor), whole(load(four[column]) * factor)
-                total[column] += np.int32(a + b + c + d)
+                sums[column] += np.int32(a + b + c + d)
                 low = (a + shift & 255) | (b + shift & 255) << 8
                 high = (c + shift & 255) << 16 | (d + shift & 255) << 24
-                target[column] = np.int32(low | high)
+                target[n] = np.int32(low | high)
 
 
 @compiled
-def multiply_tokens(gradient, x, starts, product):
+def pack_tokens(gradient, left, left_scales, x, right, right_scales, starts):
+    """Both operands of `multiply_tokens`, PART tokens after another."""
+    outputs, groups = left.shape[1:]
+    words = np.empty((outputs // COLUMNS, groups, COLUMNS), np.int32)
+    sums = np.empty(outputs, np.int32)  # nobody asks for these
+    for part in range(len(left)):
+        tokens = slice(part * PART, (part + 1) * PART)
+        pack_part(gradient[tokens], UNSIGNED, words, left_scales[part], sums)
+        for row in range(0, outputs, LANES):
+            for group in range(0, groups, LANES):
+                panel = row // COLUMNS * groups * COLUMNS
+                source = address(words, panel + group * COLUMNS + row % COLUMNS)
+                target = address(left, (part * outputs + row) * groups + group)
+                transpose_words(source, 4 * COLUMNS, target, 4 * groups)
+        pack_part(x[tokens], np.int32(0), right[part], right_scales[part], starts[part])
+        for column in range(x.shape[1]):
+            starts[part, column] *= -UNSIGNED
+
+
+@compiled
+def multiply_tokens(like, gradient, x, starts, product):
     """product [O, I] = gradient^T x of bytes and their scales, see `pack_tokens`.
 
-    The gradient's bytes are shifted by UNSIGNED; `starts` are the sums of x times -UNSIGNED.
+    The gradient's bytes are shifted by UNSIGNED and lie as [N / PART, O, PART / 4] words; `starts`
+    are the sums of x times -UNSIGNED. `like` is an array of the dtype that `block` takes.
     """
     (left, left_scales), (right, right_scales) = gradient, x
     lefts, rights = product.shape
-    left_width, right_width = left.shape[1], right.shape[1]
-    total = zeros(ROWS, COLUMNS, left_scales)
+    parts, _, groups, _ = right.shape
+    total, sums = zeros(ROWS, COLUMNS, left_scales), zeros(ROWS, COLUMNS, starts)
+    begin(like)
     for panel in range(0, rights, PANEL):
         for row in range(0, lefts, ROWS):
             for column in range(panel, min(panel + PANEL, rights), COLUMNS):
                 total[:] = 0
-                for part in range(len(starts)):
-                    first = part * PART // 4
+                for part in range(parts):
                     scales = (
                         address(left_scales, part * lefts + row),
                         address(right_scales, part * rights + column),
                     )
+                    start = address(starts, part * rights + column)
                     add_token_block(
-                        *(address(left, first * left_width + row), 4 * left_width),
-                        *(address(right, first * right_width + column), 4 * right_width),
-                        *(min(PART // 4, len(left) - first), scales),
-                        *(address(starts, part * rights + column), address(total, 0)),
+                        *(like, address(left, (part * lefts + row) * groups), 4 * groups),
+                        *(address(right, (part * rights + column) * groups), 4 * COLUMNS),
+                        *(groups, scales, start, address(sums, 0), address(total, 0)),
                     )
                 target = address(product, row * rights + column)
                 round_block(address(total, 0), ROWS, product, target, 2 * rights)
+    end(like)
 
 
 def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """gradient^T @ x, bf16 [O, I]; of sizes that are no multiples of 32 a product of bf16."""
-    shape = gradient_NO.shape[1], x_NI.shape[1]
-    if "avx512vnni" not in cpu_features() or any(size % COLUMNS for size in shape):
-        return gradient_NO.t() @ x_NI
-    left, left_scales, _ = _packed(gradient_NO, UNSIGNED)
-    right, right_scales, sums = _packed(x_NI, np.int32(0))
-    product = torch.empty(shape, dtype=torch.bfloat16)
-    multiply_tokens((left, left_scales), (right, right_scales), -UNSIGNED * sums, rows(product))
+    """gradient^T @ x, bf16 [O, I], both sizes multiples of 64."""
+    (tokens, outputs), inputs = gradient_NO.shape, x_NI.shape[1]
+    parts, groups = -(-tokens // PART), PART // 4
+    # of PyTorch's memory, which begins with a line of the cache, for AMX
+    shapes = (parts, outputs, groups), (parts, inputs // COLUMNS, groups, COLUMNS)
+    left, right = (torch.empty(shape, dtype=torch.int32).numpy() for shape in shapes)
+    left_scales, right_scales = (np.empty((parts, c), np.float32) for c in (outputs, inputs))
+    starts = np.empty((parts, inputs), np.int32)
+    pack_tokens(rows(gradient_NO), left, left_scales, rows(x_NI), right, right_scales, starts)
+    product = torch.empty((outputs, inputs), dtype=torch.bfloat16)
+    like = np.zeros(1, integer_dtype(PART))
+    multiply_tokens(like, (left, left_scales), (right, right_scales), starts, rows(product))
     return product
-
-
-def _packed(matrix_NC: Tensor, shift: np.int32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    tokens, columns = matrix_NC.shape
-    # rows a power of two apart would fall on each other in the cache
-    packed = np.empty((-(-tokens // 4), columns + LINE // 4), np.int32)
-    scales = np.empty((-(-tokens // PART), columns), np.float32)
-    sums = np.empty(scales.shape, np.int32)
-    pack_tokens(rows(matrix_NC), shift, packed, scales, sums)
-    return packed, scales, sums
