@@ -141,6 +141,24 @@ def _rate():
         assert load("bertsmith.rates", "bertsmith.kernel").plus(2) == number + 2
 
 
+def test_what_an_overload_takes_from_a_third_file_is_noticed(load, tmp_path):
+    write(tmp_path / "kernel.py", "from bertsmith.rates import rate\n" + plus("rate()"))
+    overloaded = """
+from numba.extending import overload
+from bertsmith.numbers import NUMBER
+def rate(): pass
+@overload(rate)
+def _rate():
+    number = NUMBER
+    return lambda: number
+"""
+    write(tmp_path / "rates.py", overloaded)
+    for number in (3, 4, 3):
+        write(tmp_path / "numbers.py", f"NUMBER = {number}")
+        names = "bertsmith.numbers", "bertsmith.rates", "bertsmith.kernel"
+        assert load(*names).plus(2) == number + 2
+
+
 def test_a_full_disk_keeps_nothing_from_working(load, tmp_path, monkeypatch):
     def full(*overload):
         raise OSError(28, "No space left on device")

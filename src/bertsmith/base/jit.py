@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -87,7 +88,11 @@ def _surroundings(function: Callable) -> str:
 
 @cache
 def _source(module: str) -> str:
-    return hashlib.sha256(Path(str(sys.modules[module].__file__)).read_bytes()).hexdigest()
+    """A digest of a module's file, and of those of ours that it imports from."""
+    text = Path(str(sys.modules[module].__file__)).read_text()
+    names = re.findall(r"^from (bertsmith\.[\w.]+) import", text, re.MULTILINE)
+    sources = [_source(name) for name in names if name in sys.modules]
+    return hashlib.sha256("".join([text, *sources]).encode()).hexdigest()
 
 
 def _save(file: Any, key: Any, code: Any) -> None:

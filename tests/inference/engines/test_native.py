@@ -292,6 +292,12 @@ def test_a_processor_without_integer_products_says_so(monkeypatch):
     assert why_not(CONFIG, "float32") is None
 
 
+def test_the_rows_of_a_layer_have_two_lengths(monkeypatch):
+    monkeypatch.setattr(native, "integer_dtype", lambda *inputs: inputs)
+    assert native.row_dtype(ModelConfig(9, 96, 1, 3, 128), "int8") == (96, 128)
+    assert native.row_dtype(CONFIG, "float32") == np.float32
+
+
 def test_a_row_longer_than_the_positions_is_refused():
     _, tensors = made(SequenceClassifier)
     ours = NativeModel.make(tensors, CONFIG, "float32", 1)

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numba import njit
 from torch import nn
 
-from bertsmith.model.config import config_for
+from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels import quantized_linear
 from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.fused_layers import linear_gelu, replaceable, without_bias
+from bertsmith.model.kernels.llvm import blocks
 from bertsmith.model.kernels.llvm.blocks import packed
 from bertsmith.model.kernels.quantized_linear import (
     Float8Linear,
@@ -26,7 +28,7 @@ from bertsmith.model.kernels.quantized_linear import (
     use_int8,
 )
 
-from .harness import assert_near, error, run
+from .harness import assert_near, error, run, stored_block
 
 # A number is off by half a step, 1 / 254 of its row's largest or 1 / 510 of its range, and evenly
 # so: over sqrt(3). Of normal numbers the largest of some 100 is 2.7 deviations: 0.6% of a
@@ -75,6 +77,21 @@ def test_any_number_of_rows(rows):
 
 
 @multiplies
+def test_sums_of_tiles_go_through_memory(monkeypatch):
+    _, ours, x, above = layers()
+    expected = through(ours, x, above)
+    monkeypatch.setattr(blocks, "in_tiles", lambda dtype: True)
+    monkeypatch.setattr(blocks, "_tile_block", stored_block)
+    for name in ("begin", "end"):  # which would set the tiles up
+        monkeypatch.setattr(quantized_linear, name, njit(lambda like: None))
+    monkeypatch.setattr(quantized_linear, "product", njit(quantized_linear.product.py_func))
+    multiply = njit(quantized_linear.multiply_rows.py_func)
+    monkeypatch.setattr(quantized_linear, "multiply_rows", multiply)
+    for found, wanted in zip(through(ours, x, above), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@multiplies
 def test_other_rows_change_no_bit():
     _, ours, x, above = layers()
     whole, part = through(ours, x, above), through(ours, x[:, 30:45], above[:, 30:45])
@@ -109,9 +126,8 @@ def test_a_weight_is_rounded_to_255_numbers_and_packed_both_ways(dtype):
     numbers = np.rint(wide / np.maximum(expected, 1e-30)[:, None]).astype(np.int8)
     bytes_of = np.dtype(np.uint8)
     for found, matrix in zip(packings, (numbers, numbers.T), strict=True):
-        off = found.view(torch.int8).numpy().ravel() - packed(
-            np.ascontiguousarray(matrix), bytes_of
-        )
+        wanted = packed(np.ascontiguousarray(matrix), bytes_of).astype(int)
+        off = found.view(torch.int8).numpy().ravel() - wanted
         # halves, of which bf16 has more, go either way
         assert (off != 0).mean() < 0.01 and np.abs(off).max() <= 1
     assert total == pytest.approx(numbers.sum(1) * expected, abs=2 * expected.max())
@@ -190,6 +206,8 @@ def test_layers_of_other_sizes_than_multiples_of_64_stay_plain():
     use_int8(model)
     kinds = [type(m) for m in model.encoder.layers.modules() if isinstance(m, nn.Linear)]
     assert kinds.count(Int8Linear) == 3 and kinds.count(nn.Linear) == 1
+    with pytest.raises(ValueError, match=r"sizes, 128 x 96, .*, are no multiples of 64; use bf16"):
+        use_int8(PreTrainingModel(ModelConfig(100, 96, 1, 3, 128)))
 
 
 @pytest.mark.parametrize("name", ["avx512vnni", "avx512bf16"])

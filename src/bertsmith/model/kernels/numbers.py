@@ -37,6 +37,7 @@ SHORT_EDGE, SHORT_DEGREE = np.float32(4.5), 10  # of a curve for rows that are q
 SPREAD = np.float32(2 / EDGE**2)  # z^2 in 0..EDGE^2 to -1..1
 HALF, ONE = np.float32(0.5), np.float32(1)
 ROUND = np.float32(3 << 22)  # added to a small number its last bits are the nearest whole number
+ROUND_BITS = ROUND.view(np.int32)
 MAGNITUDE = np.int32(0x7FFFFFFF)  # of a float32's bits all but the sign
 LARGEST_BYTE = np.float32(127)
 SMALLEST = np.float32(1e-30)  # taken for the largest element where all are zeros
@@ -100,6 +101,12 @@ def _exp(x):
         return bits_to_float(float_to_bits(power) + (np.int32(whole) << np.int32(23)))
 
     return approximated
+
+
+@vectorized
+def whole(number):
+    """The nearest whole number of a float32 below 2^21, as an int32; of what is not finite any."""
+    return np.int32(float_to_bits(number + ROUND) - ROUND_BITS)
 
 
 @vectorized

@@ -4,7 +4,7 @@ int8: results and gradients by the input as in SwitchBack (Wortsman et al. 2023,
 which leaves the weight's gradient, a sum over all tokens, in 16 bits; here it is int8, too, with
 scales for some tokens at a time: `llvm/weight_gradient.py`. The other two are the products of
 answers, `llvm/unpadded_encoder.py`: a row of x, or of the gradient, is quantized by its range, a
-row of the weight by its largest element, sums are exact integers and become bf16 in registers.
+row of the weight by its largest element, sums are exact integers.
 
 float8: all three products, of e4m3 for input and weight, e5m2 (more range) for the gradient, as in
 Micikevicius et al. 2022 (arXiv 2209.05433). Each tensor is scaled at every use so that its largest
@@ -38,7 +38,7 @@ from bertsmith.model.kernels.llvm.blocks import (
 )
 from bertsmith.model.kernels.llvm.unpadded_encoder import Linear, product
 from bertsmith.model.kernels.llvm.vector_rows import PLAIN, quantize_row
-from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient, whole
+from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
@@ -47,9 +47,9 @@ from bertsmith.model.kernels.numbers import (
     float_to_bits,
     load,
     vectorized,
+    whole,
 )
 
-NO_FACTORS = np.zeros(0, np.float32)
 ROWS_AT_ONCE = 256  # quantized, and multiplied while they are in the second cache
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -60,10 +60,18 @@ def use_int8(model: nn.Module) -> None:
     """Train the encoder's linear layers in int8, but not the model's sensitive first and last.
 
     A layer whose sizes are no multiples of 64 stays as it is.
+
+    Errors: ValueError if that is so of all.
     """
-    for linear in _inner_linears(model):
-        if linear.in_features % LINE == 0 and linear.out_features % LINE == 0:
-            linear.__class__ = Int8Linear
+    linears = _inner_linears(model)
+    chosen = [own for own in linears if not (own.in_features % LINE or own.out_features % LINE)]
+    if linears and not chosen:
+        sizes = ", ".join(sorted({f"{own.in_features} x {own.out_features}" for own in linears}))
+        raise ValueError(
+            f"`precision='int8'`: the layers' sizes, {sizes}, are no multiples of {LINE}; use bf16"
+        )
+    for linear in chosen:
+        linear.__class__ = Int8Linear
 
 
 def use_float8(model: nn.Module) -> None:
@@ -132,11 +140,11 @@ def pack_weight(weight, scale, total, by_inputs, by_outputs, output_total):
 def multiply_rows(matrix, factors, linear, like, outputs):
     """outputs [N, C] = (bf16 matrix [N, K] x factors) times a layer's int8, in bf16.
 
-    `factors` [K], or none: [0]. `like` is an array of the dtype of quantized rows. A row that is
-    not finite has such outputs.
+    `factors` are [K] or None. `like` is an array of the dtype of quantized rows. A row that is not
+    finite has such outputs.
     """
     count, inputs = matrix.shape
-    at_once = min(ROWS_AT_ONCE, (count + ROWS - 1) // ROWS * ROWS)
+    at_once = max(ROWS, min(ROWS_AT_ONCE, (count + ROWS - 1) // ROWS * ROWS))
     quantized, sums = zeros(at_once, inputs, like), zeros(ROWS, COLUMNS, np.empty(1, np.int32))
     ranges, likes = np.empty((2, at_once), np.float32), (matrix, like)
     begin(like)
@@ -144,10 +152,10 @@ def multiply_rows(matrix, factors, linear, like, outputs):
         here = min(at_once, count - first)
         for r in range(here):
             source, target = address(matrix, (first + r) * inputs), address(quantized, r * inputs)
-            if len(factors):
-                found = quantize_row(likes, source, address(factors, 0), target, inputs)
-            else:
+            if factors is None:
                 found = quantize_row(likes, source, None, target, inputs)
+            else:
+                found = quantize_row(likes, source, address(factors, 0), target, inputs)
             ranges[0, r], ranges[1, r] = found
         product(quantized, ranges, 0, here, linear, 0, PLAIN, outputs, first, sums)
     end(like)
@@ -156,6 +164,7 @@ def multiply_rows(matrix, factors, linear, like, outputs):
 def packed_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, np.ndarray]:
     """What `pack_weight` makes: (by_inputs, by_outputs, scale, total, output_total)."""
     outputs, inputs = weight_OI.shape
+    assert outputs % LINE == 0 and inputs % LINE == 0, weight_OI.shape
     by_inputs, by_outputs = (  # PyTorch's memory begins with a line of the cache, for AMX
         torch.empty((columns // COLUMNS, depth // 4, COLUMNS), dtype=torch.int32)
         for columns, depth in ((outputs, inputs), (inputs, outputs))
@@ -172,15 +181,16 @@ def int8_product(
     packing: Tensor,
     scale: np.ndarray,
     total: np.ndarray,
-    factors: np.ndarray = NO_FACTORS,
+    factors: np.ndarray | None = None,
 ) -> Tensor:
     """(matrix [N, K] x factors) times a packed weight of C columns, bf16 [N, C]."""
-    product = torch.empty((len(matrix), len(scale)), dtype=torch.bfloat16)
+    outputs = torch.empty((len(matrix), len(scale)), dtype=torch.bfloat16)
     weight, no_bias = packing.numpy().view(np.int8).reshape(1, -1), np.zeros_like(scale)
     linear = Linear(weight, *(vector[None] for vector in (scale, total, no_bias)))
-    like = np.zeros(1, integer_dtype(matrix.shape[1]))
-    multiply_rows(rows(matrix), factors, linear, like, rows(product))
-    return product
+    dtype = integer_dtype(matrix.shape[1])
+    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
+    multiply_rows(rows(matrix), factors, linear, np.zeros(1, dtype), rows(outputs))
+    return outputs
 
 
 class _Int8Linear(torch.autograd.Function):
@@ -188,7 +198,7 @@ class _Int8Linear(torch.autograd.Function):
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         by_inputs, by_outputs, scale, total, output_total = packed_weight(weight_OI)
         ctx.save_for_backward(x_NI, by_outputs)
-        ctx.scale, ctx.total = scale, output_total
+        ctx.scale, ctx.output_total = scale, output_total
         return int8_product(x_NI, by_inputs, scale, total)
 
     @staticmethod
@@ -196,8 +206,8 @@ class _Int8Linear(torch.autograd.Function):
         x_NI, by_outputs = ctx.saved_tensors
         gradient_NO = gradients[0].contiguous()
         # of the weight's scales, which this sum runs over, the gradient's columns take theirs
-        one = np.ones_like(ctx.total)
-        x_gradient = int8_product(gradient_NO, by_outputs, one, ctx.total, factors=ctx.scale)
+        total, ones = ctx.output_total, np.ones_like(ctx.output_total)
+        x_gradient = int8_product(gradient_NO, by_outputs, ones, total, factors=ctx.scale)
         return x_gradient, int8_weight_gradient(gradient_NO, x_NI)
 
 

@@ -16,6 +16,8 @@ from torch import nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Layer
 from bertsmith.model.kernels.fused_layers import without_bias
+from bertsmith.model.kernels.llvm.blocks import LINE
+from bertsmith.model.kernels.llvm.weight_gradient import PART
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, MatmulTimes
 from bertsmith.training.pretraining.settings import PretrainSettings
@@ -23,7 +25,7 @@ from bertsmith.training.pretraining.task import rows_per_forward
 from bertsmith.training.replicas import Replicas
 
 SECONDS, LEAST_TURNS = 0.3, 2
-OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 188 tokens
+OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 128 tokens
 NOISE = 1 << 16  # random numbers, which are repeated
 
 
@@ -37,7 +39,7 @@ def with_faster_matmul(engine: Engine, settings: PretrainSettings, config: Model
     phase = settings.phases()[0]
     tokens = rows_per_forward(settings, phase, engine, config) * phase.length
     own = None
-    if has_int8(engine.device):
+    if has_int8(engine.device) and config.hidden_size % LINE == 0:
         own = asdict(measure_matmuls(config, tokens, engine.threads))
     found = json.loads(engine.ranks.broadcast("matmul_times", json.dumps(own)))
     if own is None or found is None:
@@ -56,7 +58,8 @@ def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTim
         runners = [_LayerMatmuls(config, engine) for engine in engines]
         for runner in runners:
             stack.enter_context(runner.replicas)
-        tokens = max(1, min(tokens, int(OPERATIONS / runners[0].flops_per_token)))
+        most = int(OPERATIONS / runners[0].flops_per_token)
+        tokens = min(tokens, max(1, most // PART) * PART)  # whole parts, as of a step's many tokens
         for runner in runners:
             runner.seconds(tokens)  # compiles
         turns, stop = [], time.perf_counter() + SECONDS

@@ -219,7 +219,7 @@ def vector_block(dtype: Any, finish: Any) -> Any:
     vector = ir.VectorType(number, lanes)
     group = GROUP[dtype.name]
     taken = group * dtype.bitwidth // 8  # bytes of a row
-    stored = taken if dtype != types.int16 else group  # bytes of a column of the weight
+    narrow = taken if dtype != types.int16 else group  # bytes of a column of the weight
     unroll = 4
 
     def spread(builder: Any, place: Any) -> Any:
@@ -234,8 +234,8 @@ def vector_block(dtype: Any, finish: Any) -> Any:
         """The next G inputs of `lanes` columns."""
         if dtype != types.int16:
             return builder.load(builder.bitcast(place, vector.as_pointer()), align=1)
-        narrow = ir.VectorType(BYTE, 2 * lanes)
-        numbers = builder.load(builder.bitcast(place, narrow.as_pointer()), align=1)
+        pairs = ir.VectorType(BYTE, 2 * lanes)
+        numbers = builder.load(builder.bitcast(place, pairs.as_pointer()), align=1)
         return builder.sext(numbers, ir.VectorType(SHORT, 2 * lanes))
 
     def multiply_add(builder: Any, total: Any, x: Any, w: Any) -> Any:
@@ -269,7 +269,7 @@ def vector_block(dtype: Any, finish: Any) -> Any:
         def step(k: Any) -> None:
             place = builder.gep(b, [builder.mul(k, b_step)])
             both = [
-                weights(builder, builder.gep(place, [int64(lanes * stored * v)])) for v in (0, 1)
+                weights(builder, builder.gep(place, [int64(lanes * narrow * v)])) for v in (0, 1)
             ]
             for row, total in zip(a_rows, totals, strict=True):
                 x = spread(builder, builder.gep(row, [builder.mul(k, int64(taken))]))
@@ -301,7 +301,7 @@ def vector_block(dtype: Any, finish: Any) -> Any:
                 first = builder.add(done, builder.mul(loop.index, int64(height)))
                 own_a = builder.gep(a, [builder.mul(first, a_step)])
                 for column in range(0, COLUMNS, 2 * lanes):
-                    own_b = builder.gep(b, [int64(column * stored)]), b_step
+                    own_b = builder.gep(b, [int64(column * narrow)]), b_step
                     part(builder, height, (own_a, a_step), own_b, (first, column), groups)
             done = builder.add(done, builder.mul(times, int64(height)))
 
@@ -411,33 +411,37 @@ def _multiply_tiles(name, builder, a, b, c, steps, halves, is_first=None):
         builder.call(store, [tile, place, c_step])
 
 
+def store_transposed(builder: Any, vectors: list[Any], target: Any, step: Any) -> None:
+    """Store 16 vectors of 16 words of 32 bits, rows for columns, `step` bytes apart."""
+    for distance in (8, 4, 2, 1):
+        own = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
+        other = [lane + distance if not lane & distance else LANES + lane for lane in range(LANES)]
+        for k in range(LANES):
+            if not k & distance:
+                both = vectors[k], vectors[k + distance]
+                vectors[k], vectors[k + distance] = (
+                    builder.shuffle_vector(*both, ir.Constant(INTEGERS, lanes))
+                    for lanes in (own, other)
+                )
+    for k, numbers in enumerate(vectors):
+        place = builder.gep(target, [builder.mul(step, int64(k))])
+        builder.store(numbers, builder.bitcast(place, INTEGERS.as_pointer()), align=1)
+
+
+def load_row(builder: Any, start: Any, step: Any, number: Any, kind: Any) -> Any:
+    """A vector of that kind, `number` times `step` bytes behind an address."""
+    place = builder.gep(start, [builder.mul(step, number)])
+    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+
+
 @emitted
 def transpose_words(context, source, source_step, target, target_step):
-    """Transpose a square of 16 x 16 words of 32 bits; steps are bytes from row to row."""
+    """A square of 16 x 16 words of 32 bits, rows for columns; steps are bytes from row to row."""
 
     def code(context, builder, signature, arguments):
         source, source_step, target, target_step = arguments
-        rows = []
-        for number in range(LANES):
-            place = builder.gep(source, [builder.mul(source_step, int64(number))])
-            place = builder.bitcast(place, INTEGERS.as_pointer())
-            rows.append(builder.load(place, align=1))
-        distance = LANES // 2
-        while distance:  # squares of that size above the diagonal change places with those below
-            for low in range(LANES):
-                if low & distance:
-                    continue
-                pair, lanes = (rows[low], rows[low + distance]), range(LANES)
-                above = [n - distance + LANES if n & distance else n for n in lanes]
-                below = [n + LANES if n & distance else n + distance for n in lanes]
-                rows[low], rows[low + distance] = (
-                    builder.shuffle_vector(*pair, ir.Constant(INTEGERS, order))
-                    for order in (above, below)
-                )
-            distance //= 2
-        for number, row in enumerate(rows):
-            place = builder.gep(target, [builder.mul(target_step, int64(number))])
-            builder.store(row, builder.bitcast(place, INTEGERS.as_pointer()), align=1)
+        rows = [load_row(builder, source, source_step, int64(k), INTEGERS) for k in range(LANES)]
+        store_transposed(builder, rows, target, target_step)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code

@@ -30,10 +30,10 @@ from bertsmith.model.kernels.elementwise import rows, vector
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     COLUMNS,
-    INT,
+    INTEGERS,
+    LANES,
     LINE,
     ROWS,
-    SHORT,
     add_block,
     address,
     begin,
@@ -41,10 +41,13 @@ from bertsmith.model.kernels.llvm.blocks import (
     end,
     in_tiles,
     int64,
+    load_row,
+    store_transposed,
+    transpose_words,
     zeros,
 )
 from bertsmith.model.kernels.llvm.vector_rows import (
-    LANES,
+    HALVES,
     add_powers,
     in_powers,
     powers_row,
@@ -57,7 +60,6 @@ LOGITS = 1 << 17  # of so many the float32 stay in the second cache
 LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
 LN_2 = math.log(2)
 WORDS = np.zeros(1, np.uint32)
-PAIRS, HALVES = ir.VectorType(INT, LANES), ir.VectorType(SHORT, LANES)
 
 
 def has_tiled_loss(hidden_NH: Tensor) -> bool:
@@ -102,55 +104,20 @@ class TiledMaskedLMLoss(torch.autograd.Function):
         return by_hidden, by_table.to(ctx.table_type), by_bias.to(bias_V.dtype), None, None
 
 
-def _store_transposed(builder: Any, vectors: list[Any], target: Any, step: Any) -> None:
-    """Store 16 vectors of 16 pairs, rows for columns, `step` bytes apart."""
-    for distance in (8, 4, 2, 1):
-        own = [lane if not lane & distance else LANES + lane - distance for lane in range(LANES)]
-        other = [lane + distance if not lane & distance else LANES + lane for lane in range(LANES)]
-        for k in range(LANES):
-            if not k & distance:
-                both = vectors[k], vectors[k + distance]
-                vectors[k], vectors[k + distance] = (
-                    builder.shuffle_vector(*both, ir.Constant(PAIRS, lanes))
-                    for lanes in (own, other)
-                )
-    for k, numbers in enumerate(vectors):
-        place = builder.gep(target, [builder.mul(step, int64(k))])
-        builder.store(numbers, builder.bitcast(place, PAIRS.as_pointer()), align=1)
-
-
-def _row(builder: Any, start: Any, step: Any, number: Any, kind: Any) -> Any:
-    place = builder.gep(start, [builder.mul(step, number)])
-    return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
-
-
-@emitted
-def transpose_pairs(context, source, source_step, target, target_step):
-    """A square of 16 x 16 pairs of bf16, rows for columns; steps are bytes from row to row."""
-
-    def code(context, builder, signature, arguments):
-        source, source_step, target, target_step = arguments
-        vectors = [_row(builder, source, source_step, int64(k), PAIRS) for k in range(LANES)]
-        _store_transposed(builder, vectors, target, target_step)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
-
-
 @emitted
 def transpose_numbers(context, source, source_step, target, target_step):
     """32 rows of 16 numbers of bf16, rows for columns: 16 rows of 32."""
 
     def code(context, builder, signature, arguments):
         source, source_step, target, target_step = arguments
-        vectors, sixteen = [], ir.Constant(PAIRS, [16] * LANES)
+        vectors, sixteen = [], ir.Constant(INTEGERS, [16] * LANES)
         for k in range(LANES):
             upper, lower = (
-                builder.zext(_row(builder, source, source_step, int64(row), HALVES), PAIRS)
+                builder.zext(load_row(builder, source, source_step, int64(row), HALVES), INTEGERS)
                 for row in (2 * k, 2 * k + 1)
             )
             vectors.append(builder.or_(upper, builder.shl(lower, sixteen)))
-        _store_transposed(builder, vectors, target, target_step)
+        store_transposed(builder, vectors, target, target_step)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
@@ -164,7 +131,7 @@ def pack_columns(matrix, packed):
         panel = c // COLUMNS * (inputs // 2) * COLUMNS + c % COLUMNS
         for k in range(0, inputs, 32):
             source, target = address(matrix, c * inputs + k), address(packed, panel + k * LANES)
-            transpose_pairs(source, 2 * inputs, target, 4 * COLUMNS)
+            transpose_words(source, 2 * inputs, target, 4 * COLUMNS)
 
 
 @emitted
@@ -173,18 +140,18 @@ def pair_rows(context, upper, lower, columns, target, panel_step):
 
     def code(context, builder, signature, arguments):
         upper, lower, columns, target, panel_step = arguments
-        sixteen = ir.Constant(PAIRS, [16] * LANES)
+        sixteen = ir.Constant(INTEGERS, [16] * LANES)
         with cgutils.for_range(builder, builder.sdiv(columns, int64(COLUMNS))) as loop:
             place = builder.gep(target, [builder.mul(loop.index, panel_step)])
             for half in (0, 1):
                 chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
                 first, second = (
-                    builder.zext(_row(builder, row, int64(2 * LANES), chunk, HALVES), PAIRS)
+                    builder.zext(load_row(builder, row, int64(2 * LANES), chunk, HALVES), INTEGERS)
                     for row in (upper, lower)
                 )
                 pairs = builder.or_(first, builder.shl(second, sixteen))
                 own = builder.gep(place, [int64(4 * LANES * half)])
-                builder.store(pairs, builder.bitcast(own, PAIRS.as_pointer()), align=1)
+                builder.store(pairs, builder.bitcast(own, INTEGERS.as_pointer()), align=1)
         return context.get_dummy_value()
 
     wide = types.int64

@@ -8,6 +8,7 @@ each column of a weight by its own, w = column_scale r, r from -127 to 127, so t
 with q r summed exactly in integers. Bias, GELU and residual follow in the same pass over a block
 of 32 x 32, LayerNorm and the next row's range when some rows are complete. In float32 and bf16 the
 same loops run with scale 1 and low 0.
+`Linear` and `product` are those of training in int8, too (`quantized_linear.py`).
 A text's answer depends on that text alone: the same bits in any company, and in every process,
 as nothing here lets LLVM choose the order of a sum.
 

@@ -379,6 +379,7 @@ def quantize_row(context, likes, row, factors, target, length):
         span = builder.fsub(high, low)
         least = ir.Constant(FLOAT, float(LEAST_RANGE))
         span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
+        # where 0 is a level the lowest lies up to a level lower, with one more for its rounding
         levels = ir.Constant(FLOAT, LEVELS if source_like == types.float32 else LEVELS - 2)
         scale, factor = builder.fdiv(span, levels), builder.fdiv(levels, span)
         if source_like == types.uint16:
@@ -407,13 +408,13 @@ PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 @emitted
 def linear_block(context, likes, a, b, sums, shape, ranges, vectors, target, ending):
-    """32 columns of a linear layer for some rows, finished while their sums are in registers.
+    """32 columns of a linear layer for some rows, each finished as soon as its sums are there.
 
     value = sums (row_scale scale) + (row_low total + bias); PLAIN: target = value; GELU, GELU_TANH:
     target = GELU(value); RESIDUAL, in float32: target += value. `likes` are the arrays of the rows
     and of the target, `a`, `b` and `target` pairs of an address and a step, as those of `block`.
-    `sums` is memory for `finished_block`, `shape` the groups and the rows, `ranges`
-    addresses of the rows' scale and low, `vectors` of the columns' scale, total and bias.
+    `sums` is memory for `finished_block`, `shape` the groups and the rows, `ranges` addresses of
+    the rows' scale and low, `vectors` of the columns' scale, total and bias.
     """
     if not isinstance(ending, types.IntegerLiteral):
         raise errors.RequireLiteralValue("ending")

@@ -2,8 +2,8 @@
 
 It is a sum over tokens, some of which have numbers a hundred times as large as others: with one
 scale a column they would round the others to nothing. So every PART tokens have scales of their
-own, and their exact sums are scaled and added in float32 while they are in registers. A gradient
-is then off by 1.2% of its norm, with one scale for 2,048 tokens by 2.0% (docs/design/lab.md).
+own, and their exact sums are scaled and added in float32 as soon as they are there. A gradient is
+then off by 1.2% of its norm, with one scale for 2,048 tokens by 2.0% (docs/design/lab.md).
 
 Letters: N tokens, O outputs, I inputs of the layer.
 """
@@ -25,6 +25,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     FLOAT,
     INTEGERS,
     LANES,
+    LINE,
     ROWS,
     address,
     begin,
@@ -40,17 +41,16 @@ from bertsmith.model.kernels.llvm.vector_rows import VECTOR, fma, round_block, s
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
-    ROUND,
     SMALLEST,
     bits_to_float,
     float_to_bits,
     load,
     vectorized,
+    whole,
 )
 
 PART = 128
 PANEL = 128  # inputs of which a product's operand stays in the second cache
-ROUND_BITS = ROUND.view(np.int32)
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
@@ -97,12 +97,6 @@ def add_token_block(context, like, a, a_step, b, b_step, groups, scales, starts,
 
 
 @vectorized
-def whole(number):
-    """The nearest whole number of a float32 below 2^21, as an int32; of what is not finite any."""
-    return np.int32(float_to_bits(number + ROUND) - ROUND_BITS)
-
-
-@vectorized
 def pack_part(matrix, shift, packed, scale, sums):
     """At most PART rows of a matrix [N, C] in bytes for sums over them, four of a column in a word.
 
@@ -144,7 +138,11 @@ def pack_part(matrix, shift, packed, scale, sums):
 
 @compiled
 def pack_tokens(gradient, left, left_scales, x, right, right_scales, starts):
-    """Both operands of `multiply_tokens`, PART tokens after another."""
+    """Both operands of `multiply_tokens`, PART tokens after another.
+
+    left int32 [N / PART, O, PART / 4], right [N / PART, I / 32, PART / 4, 32], see `pack_part`;
+    their scales float32 [N / PART, O] and [.., I]; starts int32 [N / PART, I].
+    """
     outputs, groups = left.shape[1:]
     words = np.empty((outputs // COLUMNS, groups, COLUMNS), np.int32)
     sums = np.empty(outputs, np.int32)  # nobody asks for these
@@ -198,6 +196,7 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     """gradient^T @ x, bf16 [O, I], both sizes multiples of 64."""
     (tokens, outputs), inputs = gradient_NO.shape, x_NI.shape[1]
     parts, groups = -(-tokens // PART), PART // 4
+    assert outputs % LINE == 0 and inputs % LINE == 0, (outputs, inputs)
     # of PyTorch's memory, which begins with a line of the cache, for AMX
     shapes = (parts, outputs, groups), (parts, inputs // COLUMNS, groups, COLUMNS)
     left, right = (torch.empty(shape, dtype=torch.int32).numpy() for shape in shapes)
@@ -205,6 +204,9 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     starts = np.empty((parts, inputs), np.int32)
     pack_tokens(rows(gradient_NO), left, left_scales, rows(x_NI), right, right_scales, starts)
     product = torch.empty((outputs, inputs), dtype=torch.bfloat16)
-    like = np.zeros(1, integer_dtype(PART))
-    multiply_tokens(like, (left, left_scales), (right, right_scales), starts, rows(product))
+    dtype = integer_dtype(PART)
+    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
+    multiply_tokens(
+        np.zeros(1, dtype), (left, left_scales), (right, right_scales), starts, rows(product)
+    )
     return product
