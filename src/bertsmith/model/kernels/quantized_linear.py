@@ -162,7 +162,7 @@ def multiply_rows(matrix, factors, linear, like, outputs):
 
 
 def packed_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor, np.ndarray, np.ndarray, np.ndarray]:
-    """What `pack_weight` makes: (by_inputs, by_outputs, scale, total, output_total)."""
+    """A weight as `pack_weight` has it: (by_inputs, by_outputs, scale, total, output_total)."""
     outputs, inputs = weight_OI.shape
     assert outputs % LINE == 0 and inputs % LINE == 0, weight_OI.shape
     by_inputs, by_outputs = (  # PyTorch's memory begins with a line of the cache, for AMX

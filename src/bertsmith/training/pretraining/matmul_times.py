@@ -25,7 +25,9 @@ from bertsmith.training.pretraining.task import rows_per_forward
 from bertsmith.training.replicas import Replicas
 
 SECONDS, LEAST_TURNS = 0.3, 2
-OPERATIONS = 8e9  # of a turn and core at most, some 40 ms: base's layer with 128 tokens
+# of a turn and core at most, 50 to 110 ms: base's layer with 512 tokens, as a step of 1,024 has on
+# two cores; with fewer, packing the weights would count for more than it does there
+OPERATIONS = 22e9
 NOISE = 1 << 16  # random numbers, which are repeated
 
 
