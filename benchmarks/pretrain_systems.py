@@ -31,14 +31,15 @@ from bertsmith.model.initialization import initialize
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
-from bertsmith.training.engine import AUTO_INT8, choose_engine, has_bf16
+from bertsmith.training.engine import choose_engine, has_bf16
+from bertsmith.training.loop.matmul_times import with_faster_matmul
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
 from bertsmith.training.optimizers import build_optimizer
-from bertsmith.training.pretraining.matmul_times import with_faster_matmul
 from bertsmith.training.pretraining.settings import PretrainSettings, read_recipe
-from bertsmith.training.pretraining.task import Pretraining
+from bertsmith.training.pretraining.task import Pretraining, rows_per_forward
+from bertsmith.training.settings import AUTO_INT8
 
 PIECES, BATCHES, RATE, CLIP = 30522, 4, 1e-4, 1.0
 ROWS = {("base", 128): 8, ("base", 512): 2}  # else 4,096 tokens
@@ -108,7 +109,9 @@ def ours(
         gated=settings.glu,
     )
     if settings.precision == AUTO_INT8:
-        engine = with_faster_matmul(engine, settings, config)
+        (phase,) = settings.phases()
+        tokens = rows_per_forward(settings, phase, engine, config) * length
+        engine = with_faster_matmul(engine, config, tokens)
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)

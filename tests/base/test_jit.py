@@ -51,7 +51,7 @@ def load(tmp_path, monkeypatch):
     loaded = set()
 
     def forget():
-        jit._source.cache_clear()
+        jit.source_digest.cache_clear()
         importlib.invalidate_caches()
         for name in loaded:
             sys.modules.pop(name, None)

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertsmith.training import engine
+from bertsmith.training.engine import MatmulTimes
+from bertsmith.training.loop import matmul_times
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
@@ -58,6 +61,28 @@ def train(store_folder, tmp_path, settings):
         return pretrain(corpus, tmp_path / name, base, **given, **changes)
 
     return run
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    """A CPU with int8, not measured before, whose layer takes 100 ms in bf16, and as long in int8
+    as is said; with it the (hidden size, tokens, threads) that were measured."""
+    measured = []
+
+    def take(int8):
+        monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / f"cache-{int8}"))
+
+        def measure(config, tokens, threads):
+            measured.append((config.hidden_size, tokens, threads))
+            return MatmulTimes(tokens, bf16=0.1, int8=int8)
+
+        for module in (engine, matmul_times):
+            monkeypatch.setattr(module, "has_int8", lambda device: True)
+        monkeypatch.setattr(engine, "has_bf16", lambda device: True)
+        monkeypatch.setattr(matmul_times, "measure_matmuls", measure)
+        return measured
+
+    return take
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -279,6 +279,24 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     if _sealed(content).encode() != stored:
         raise ValueError(f"{path}: truncated or damaged")
     return content
+
+
+def kept_for_user(
+    kind: str, digest: str, make: Callable[[], Mapping[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    """(What was kept in `user_folder`/`kind` under a digest, a note of the file).
+
+    What is not there, or damaged, is made, and kept if the disk allows it.
+    """
+    file = user_folder() / kind / f"{digest[:32]}.json"
+    with suppress(OSError, ValueError):
+        return read_sealed_json(file), f"as measured before: {file}"
+    content = dict(make())
+    try:
+        write_sealed_json(file, content)
+    except OSError as error:
+        return content, f"not kept: {error}"
+    return content, f"kept in {file}"
 
 
 def _sealed(content: Mapping[str, Any]) -> str:

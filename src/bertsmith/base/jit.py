@@ -81,17 +81,17 @@ def _surroundings(function: Callable) -> str:
         if isinstance(value, int | float | np.generic) or hasattr(value, "stamp"):
             values[name] = getattr(value, "stamp", value)
         elif callable(value) and module.startswith("bertsmith.") and module in sys.modules:
-            values[name] = _source(module)
+            values[name] = source_digest(module)
     # a digest: stamps hold stamps, and their texts would double with every level
     return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()
 
 
 @cache
-def _source(module: str) -> str:
+def source_digest(module: str) -> str:
     """A digest of a module's file, and of those of ours that it imports from."""
     text = Path(str(sys.modules[module].__file__)).read_text()
     names = re.findall(r"^from (bertsmith\.[\w.]+) import", text, re.MULTILINE)
-    sources = [_source(name) for name in names if name in sys.modules]
+    sources = [source_digest(name) for name in names if name in sys.modules]
     return hashlib.sha256("".join([text, *sources]).encode()).hexdigest()
 
 

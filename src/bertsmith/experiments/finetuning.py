@@ -158,11 +158,10 @@ def run_request(
     trainer = Trainer.prepare(start, task, train, dev, recipe, outputs)
     trainer = replace(trainer, teacher_sha256=hashes.get("teacher", ""))
     _tell_what_is_lost(trainer)
-    searched: list[dict[str, Any]] = []
+    begun, searched = begun_settings(run), []
+    recipe = trainer.with_faster_precision(recipe, begun)
     if search.space:
-        recipe, searched = sweep(
-            trainer, recipe, search, seeds[0], out / "sweep", begun_settings(run)
-        )
+        recipe, searched = sweep(trainer, recipe, search, seeds[0], out / "sweep", begun)
     provenance = Provenance(command, files)
     return train_seeds(trainer, out, recipe, seeds, provenance, searched), recipe
 

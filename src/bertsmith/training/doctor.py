@@ -31,7 +31,7 @@ from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, cpu_name, has_bf16, measure_peak
 from bertsmith.training.loop.log import plain
-from bertsmith.training.pretraining.matmul_times import measure_matmuls
+from bertsmith.training.loop.matmul_times import measure_matmuls
 
 ATTENTION = {
     "automatic": None,

@@ -16,11 +16,10 @@ import torch
 from bertsmith.base.processes import usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
-from bertsmith.training.settings import LEAST_GAIN
+from bertsmith.training.settings import AUTO_INT8, LEAST_GAIN
 
 # float8 and int8 are for the matrix products of the encoder's layers; all else is bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
-AUTO_INT8 = "auto-int8"
 AUTO = ("auto", AUTO_INT8)  # resolved when a run starts, and kept by it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy
 
@@ -34,6 +33,8 @@ class MatmulTimes:
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients."""
+    source: str = ""
+    """Where they are kept, for the log."""
 
     @property
     def faster(self) -> str:
@@ -53,9 +54,10 @@ class MatmulTimes:
         >>> MatmulTimes(2048, bf16=0.0102, int8=0.0081).line()
         'int8: the products of a layer take 8.1 ms in int8, 10.2 ms in bf16 (2,048 tokens a core)'
         """
+        source = f"; {self.source}" if self.source else ""
         return (
             f"{self.faster}: the products of a layer take {1e3 * self.int8:.3g} ms in int8, "
-            f"{1e3 * self.bf16:.3g} ms in bf16 ({self.tokens:,} tokens a core)"
+            f"{1e3 * self.bf16:.3g} ms in bf16 ({self.tokens:,} tokens a core){source}"
         )
 
 
@@ -132,7 +134,7 @@ def choose_engine(
     """Fix device, precision and threads of this process, which shares its machine with `ranks`.
 
     "auto" takes a GPU when there is one, and bf16 where the hardware multiplies it; "auto-int8" is
-    "auto" until the run's own matrix products are measured (pretraining/matmul_times.py).
+    "auto" until the run's own matrix products are measured (loop/matmul_times.py).
 
     Errors: ValueError for what this machine does not have, or for more threads than cores (two
     spinning threads on one core make a step several times slower).

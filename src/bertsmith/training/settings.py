@@ -7,6 +7,7 @@ from typing import Annotated
 
 from bertsmith.base.settings import Alias, Count, Fraction, NotNegative, Positive
 
+AUTO_INT8 = "auto-int8"  # a precision that is chosen when a run starts
 LEAST_GAIN = 0.1  # of the time, or int8's larger error is not worth it
 
 

@@ -1,4 +1,4 @@
-"""Initial models and their trainings: fresh layers, heads, what is kept, seeds, weighted losses."""
+"""Initial models and their trainings: fresh layers, heads, what is kept, seeds, losses, int8."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bertsmith.checkpoints.model_folder import load_model, save_model
+from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.initialization import initialize
@@ -16,13 +17,17 @@ from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
+from bertsmith.training import engine
 from bertsmith.training.finetuning import fit
+from bertsmith.training.finetuning import trainer as trainer_module
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.texts import Classify
 from bertsmith.training.finetuning.trainer import InitialModel
-from bertsmith.training.loop import step
+from bertsmith.training.loop import matmul_times, step
 from bertsmith.training.loop.log import read_log
+
+from ...tiny import bertsmith, cli
 
 
 def classifier(folder, settings, seed=1, names=("weather", "food"), task=None, from_scratch=False):
@@ -277,3 +282,49 @@ def test_scores_have_no_classes_to_balance(toy, tmp_path):
     task = own_task("regress", "text", None, "label")
     with pytest.raises(ValueError, match="`class_weights='balanced'`: a regress has no classes"):
         logged_loss(toy, tmp_path, data, task=task, class_weights="balanced")
+
+
+# --- int8 or bf16 ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("int8", "taken"), [(0.05, "int8"), (0.095, "bf16")])
+def test_the_faster_precision_is_measured(trainer, toy, figures, capsys, int8, taken):
+    measured = figures(int8)
+    asked = replace(toy.settings, precision="auto-int8")
+    assert trainer.with_faster_precision(asked) == replace(asked, precision=taken)
+    assert measured == [(64, 128, 1)]  # 16 rows of 7 tokens, rounded up as the gradient's parts are
+    assert f"finetune: {taken}: the products of a layer take" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["named", "frozen", "without int8"])
+def test_where_nothing_is_to_choose_nothing_is_measured(trainer, toy, figures, monkeypatch, what):
+    measured = figures(0.05)
+    asked = replace(toy.settings, precision="auto" if what == "named" else "auto-int8")
+    asked = replace(asked, freeze_encoder=what == "frozen")
+    if what == "without int8":
+        monkeypatch.setattr(matmul_times, "has_int8", lambda device: False)
+    found = trainer.with_faster_precision(asked)
+    assert found == replace(asked, precision="bf16" if what == "without int8" else asked.precision)
+    assert not measured
+
+
+@pytest.mark.parametrize("has_int8", [True, False])
+def test_a_run_that_goes_on_keeps_its_precision(
+    toy_files, model_folder, tmp_path, figures, monkeypatch, stop_at_evaluation, has_int8
+):
+    run = tmp_path / "run"
+    words = ["finetune", "classify", "--model", model_folder, "--data", toy_files, "--out", run]
+    words += ["--threads", "1", "--epochs", "3", "--batch-size", "16", "--checkpoint-every", "2"]
+    figures(0.095)
+    stop_at_evaluation(2)
+    assert "interrupted" in cli(*words).err
+    assert RunFolder(run).settings()["settings"]["precision"] == "bf16"
+    measured = figures(0.05)
+    if not has_int8:
+        for module in (matmul_times, trainer_module):
+            monkeypatch.setattr(module, "has_int8", lambda device: False)
+        monkeypatch.setattr(engine, "has_bf16", lambda device: False)
+    bertsmith(*words)
+    settings = RunFolder(run).settings()["settings"]
+    assert settings["precision"] == ("bf16" if has_int8 else "float32")
+    assert not measured

@@ -12,8 +12,9 @@ from bertsmith.model.kernels.llvm.weight_gradient import PART
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import engine
 from bertsmith.training.engine import MatmulTimes
-from bertsmith.training.pretraining import matmul_times, trial
-from bertsmith.training.pretraining.matmul_times import measure_matmuls
+from bertsmith.training.loop import matmul_times
+from bertsmith.training.loop.matmul_times import measure_matmuls
+from bertsmith.training.pretraining import trial
 from bertsmith.training.ranks import Ranks
 from bertsmith.training.replicas import Replicas
 
@@ -21,26 +22,6 @@ from ...tiny import bertsmith
 from ..runs import messages
 
 needs_int8 = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """A CPU with int8 whose layer takes 100 ms in bf16, and as long in int8 as is said; with it
-    the (hidden size, tokens, threads) that were measured."""
-    measured = []
-
-    def take(int8):
-        def measure(config, tokens, threads):
-            measured.append((config.hidden_size, tokens, threads))
-            return MatmulTimes(tokens, bf16=0.1, int8=int8)
-
-        for module in (engine, matmul_times):
-            monkeypatch.setattr(module, "has_int8", lambda device: True)
-        monkeypatch.setattr(engine, "has_bf16", lambda device: True)
-        monkeypatch.setattr(matmul_times, "measure_matmuls", measure)
-        return measured
-
-    return take
 
 
 @pytest.fixture
@@ -64,6 +45,25 @@ def test_int8_is_taken_for_a_tenth_of_the_time(resolved, figures, int8, taken):
     assert measured == [(64, 8 * 48, 1)]  # the run's own shapes, as one worker has them
     said = chosen.reason
     assert said is not None and said.startswith(f"{taken}: ") and "100 ms in bf16 (384 tok" in said
+
+
+@pytest.mark.parametrize("what", ["nothing", "tokens", "processor", "sources"])
+def test_what_was_measured_is_kept(resolved, figures, monkeypatch, tmp_path, what):
+    measured = figures(0.05)
+    assert resolved(micro_batch_size=8)[0].precision == "int8"
+    monkeypatch.setattr(matmul_times, "measure_matmuls", lambda *what: MatmulTimes(1, 0.1, 0.2))
+    if what == "processor":
+        monkeypatch.setattr(matmul_times, "cpu_name", lambda: "another")
+    if what == "sources":
+        monkeypatch.setattr(matmul_times, "source_digest", lambda module: "changed")
+    found, chosen = resolved(micro_batch_size=16 if what == "tokens" else 8)
+    assert found.precision == ("int8" if what == "nothing" else "bf16")
+    if what == "nothing":
+        (file,) = tmp_path.glob("cache*/matmul_times/*")
+        assert chosen.reason.endswith(f"; as measured before: {file}")
+        file.write_text("{")  # damaged
+        assert resolved(micro_batch_size=8)[0].precision == "bf16"
+    assert len(measured) == 1
 
 
 @pytest.mark.parametrize("precision", ["int8", "bf16", "auto", "float32"])
@@ -113,11 +113,12 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
     measured = figures(0.095)
     bertsmith(*words, out, "--steps", "2")
     first = RunFolder(out).settings()
-    times = {"bf16": 100.0, "int8": 95.0}
+    times, (kept,) = {"bf16": 100.0, "int8": 95.0}, tmp_path.glob("cache*/matmul_times/*")
     assert first["settings"]["precision"] == first["machine"]["precision"] == "bf16"
     assert first["matmul_times"] == {"taken": "bf16", "tokens": 32 * 48, "milliseconds": times}
     assert [text for text in messages(out) if "bf16" in text] == [
-        "bf16: the products of a layer take 95 ms in int8, 100 ms in bf16 (1,536 tokens a core)"
+        "bf16: the products of a layer take 95 ms in int8, 100 ms in bf16 (1,536 tokens a core); "
+        f"kept in {kept}"
     ]
     if not has_checkpoint:  # stopped before its first one: it begins anew with its settings
         (begun := tmp_path / "begun").mkdir()

@@ -21,7 +21,7 @@ from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import MatmulTimes
-from bertsmith.training.pretraining import matmul_times
+from bertsmith.training.loop import matmul_times
 from bertsmith.training.pretraining.resume import resumed_settings
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
 

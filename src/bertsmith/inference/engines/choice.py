@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import read_sealed_json, user_folder, write_sealed_json
+from bertsmith.base.files import kept_for_user
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.kernels.llvm.blocks import cpu_features
@@ -119,15 +119,8 @@ def kept_choice(
     """
     versions = [VERSION, *(_version(PACKAGES[each.engine]) for each in processors)]
     digest = request_digest([folder], processors, work, sorted(cpu_features()), versions)
-    file = user_folder() / "engines" / f"{digest[:32]}.json"
-    try:
-        trial, source = Trial(**read_sealed_json(file)), f"as measured before: {file}"
-    except (OSError, ValueError, TypeError):  # none, damaged, or of other fields
-        trial, source = measure(), f"kept in {file}"
-        try:
-            write_sealed_json(file, trial._asdict())
-        except OSError as error:
-            source = f"not kept: {error}"
+    kept, source = kept_for_user("engines", digest, lambda: measure()._asdict())
+    trial = Trial(**kept)
     print(f"{folder}: {trial}; {source}", file=sys.stderr)
     return next(o for o in processors if (o.engine, o.precision) == (trial.engine, trial.precision))
 

@@ -20,7 +20,7 @@ from bertsmith.base.settings import (
     check_bounds,
 )
 from bertsmith.tasks.task import EncodingSettings
-from bertsmith.training.settings import Machine, Optimization
+from bertsmith.training.settings import AUTO_INT8, Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
@@ -139,9 +139,9 @@ class FinetuneMachine(Machine):
 
     title = "machine"
 
-    precision: str = "auto"
-    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), or auto:
-    bf16 where the hardware multiplies it."""
+    precision: str = AUTO_INT8
+    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), auto: bf16
+    where the hardware multiplies it, or auto-int8: int8 where it takes a tenth less time."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.directions import encoders
 from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.task import TASKS, Task
@@ -41,9 +44,12 @@ from bertsmith.training.finetuning.task import (
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, balanced_weights
 from bertsmith.training.finetuning.task_types.losses import Objective
+from bertsmith.training.loop.matmul_times import with_faster_matmul
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.task import LoopSettings, TrainingState
 from bertsmith.training.optimizers import READER_RATE, build_optimizer
+from bertsmith.training.replicas import TOKENS_AT_ONCE
+from bertsmith.training.settings import AUTO_INT8
 
 
 @dataclass(frozen=True)
@@ -259,6 +265,28 @@ class Trainer:
             weight = GPT_LM_WEIGHT if self.start.is_gpt else 0.0
             settings = replace(settings, lm_weight=weight)
         return settings
+
+    def with_faster_precision(
+        self, settings: FinetuneSettings, begun: Mapping[str, Any] | None = None
+    ) -> FinetuneSettings:
+        """The settings with int8 or bf16 for "auto-int8", whichever is faster on this machine.
+
+        `begun` are those of a run that goes on: it keeps its precision where that can be computed.
+        """
+        config = read_config(self.start.folder).one_direction
+        learns = not (settings.freeze_encoder or config.is_frozen)
+        if settings.precision != AUTO_INT8 or not learns:
+            return settings
+        engine = choose_engine(settings.device, settings.precision, settings.threads)
+        if begun and has_int8(engine.device):
+            return replace(settings, precision=begun["precision"])
+        rows = self.with_defaults(settings).batch_size
+        assert rows is not None, "with_defaults has set it"
+        tokens = math.ceil(rows * self.train.unit_lengths.mean() / engine.workers)
+        engine = with_faster_matmul(engine, config, min(tokens, TOKENS_AT_ONCE))
+        if engine.reason:
+            print(f"finetune: {engine.reason}", file=sys.stderr)
+        return replace(settings, precision=engine.precision)
 
     def describe(self, figures: Mapping[str, float]) -> str:
         """The main metric for a log line, with the number of dev examples if that is small."""

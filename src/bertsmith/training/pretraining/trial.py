@@ -24,7 +24,8 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels.quantized_linear import check_float8
-from bertsmith.training.engine import AUTO_INT8, Engine, choose_engine, measure_peak
+from bertsmith.training.engine import Engine, choose_engine, measure_peak
+from bertsmith.training.loop.matmul_times import with_faster_matmul
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import Stepper
 from bertsmith.training.loop.task import LoopSettings, Training, TrainingState
@@ -37,7 +38,6 @@ from bertsmith.training.pretraining.estimate import (
     estimate,
     measure_speed,
 )
-from bertsmith.training.pretraining.matmul_times import with_faster_matmul
 from bertsmith.training.pretraining.settings import (
     SECOND_PHASE,
     Phase,
@@ -55,6 +55,7 @@ from bertsmith.training.pretraining.task import (
 )
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 from bertsmith.training.replicas import Replicas
+from bertsmith.training.settings import AUTO_INT8
 
 MARGIN = 0.1  # of the memory, left free: rows of a later batch may hold more predictions
 GAIN = 1.05  # a larger micro-batch must be this much faster, or it only costs memory
@@ -261,7 +262,12 @@ def resolve(
         fits = engine.device.type == "cpu" and not (base_model or settings.shard)
         settings = replace(settings, optimizer=chosen if fits else "adamw")
     if settings.precision == AUTO_INT8:
-        engine = with_faster_matmul(engine, settings, config)
+        known = settings  # "auto" micro-batches are tried in the precision that is chosen here
+        if settings.micro_batch_size == "auto":
+            known = replace(settings, micro_batch_size=None)
+        phase = known.phases()[0]
+        tokens = rows_per_forward(known, phase, engine, config) * phase.length
+        engine = with_faster_matmul(engine, config, tokens)
     resolved: dict[str, Any] = {
         "nsp_sampling": settings.pair_rule,
         "bag_of_words": settings.bow_weight,

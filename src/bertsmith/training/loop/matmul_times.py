@@ -1,6 +1,9 @@
-"""The faster of int8 and bf16 for a layer's matrix products, measured before a run.
+"""The faster of int8 and bf16 for a layer's matrix products, measured once on a machine.
 
-The CPU's instructions do not tell: rounding and packing may take longer than int8 saves.
+The CPU's instructions do not tell: rounding and packing may take longer than int8 saves. What was
+measured is kept, so that the same training takes the same precision each time:
+
+~/.cache/bertsmith/matmul_times/DIGEST.json      the seconds; see `with_faster_matmul`
 """
 
 from __future__ import annotations
@@ -9,40 +12,51 @@ import json
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from hashlib import sha256
+from typing import Any
 
+import numba
 import torch
 from torch import nn
 
+from bertsmith.base.files import kept_for_user
+from bertsmith.base.jit import source_digest
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Layer
 from bertsmith.model.kernels.fused_layers import without_bias
-from bertsmith.model.kernels.llvm.blocks import LINE
+from bertsmith.model.kernels.llvm.blocks import LINE, cpu_features
 from bertsmith.model.kernels.llvm.weight_gradient import PART
 from bertsmith.model.kernels.quantized_linear import has_int8
-from bertsmith.training.engine import Engine, MatmulTimes
-from bertsmith.training.pretraining.settings import PretrainSettings
-from bertsmith.training.pretraining.task import rows_per_forward
+from bertsmith.training.engine import Engine, MatmulTimes, cpu_name
 from bertsmith.training.replicas import Replicas
 
-SECONDS, LEAST_TURNS = 0.3, 2
+SECONDS, LEAST_TURNS = 1.0, 2
 # of a turn and core at most, 50 to 110 ms: base's layer with 512 tokens, as a step of 1,024 has on
 # two cores; with fewer, packing the weights would count for more than it does there
 OPERATIONS = 22e9
 NOISE = 1 << 16  # random numbers, which are repeated
 
 
-def with_faster_matmul(engine: Engine, settings: PretrainSettings, config: ModelConfig) -> Engine:
+def with_faster_matmul(engine: Engine, config: ModelConfig, tokens: int) -> Engine:
     """The engine of an "auto-int8" run, in the precision that is faster at rank 0.
 
-    Without int8 it stays as it is.
+    `tokens` are those of a core's forward pass. Measured where no figures of these products, this
+    processor and these versions are kept. Without int8 the engine stays as it is.
     """
-    if settings.micro_batch_size == "auto":  # that is tried in the precision that is chosen here
-        settings = replace(settings, micro_batch_size=None)
-    phase = settings.phases()[0]
-    tokens = rows_per_forward(settings, phase, engine, config) * phase.length
     own = None
     if has_int8(engine.device) and config.hidden_size % LINE == 0:
-        own = asdict(measure_matmuls(config, tokens, engine.threads))
+        tokens = -(-tokens // PART) * PART
+        with torch.device("meta"):
+            shapes = [tuple(part.weight.shape) for part in _linears(Layer(config))]
+        programs = source_digest(__name__), torch.__version__, numba.__version__
+        machine = cpu_name(), sorted(cpu_features()), engine.threads
+        digest = sha256(repr((shapes, tokens, machine, programs)).encode()).hexdigest()
+
+        def measure() -> dict[str, Any]:
+            return asdict(measure_matmuls(config, tokens, engine.threads))
+
+        kept, source = kept_for_user("matmul_times", digest, measure)
+        own = kept | {"source": source}
     found = json.loads(engine.ranks.broadcast("matmul_times", json.dumps(own)))
     if own is None or found is None:
         return engine
