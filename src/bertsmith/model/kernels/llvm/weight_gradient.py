@@ -161,11 +161,12 @@ def pack_tokens(gradient, left, left_scales, x, right, right_scales, starts):
 
 
 @compiled
-def multiply_tokens(like, gradient, x, starts, product):
+def multiply_tokens(like, gradient, x, starts, last, product):
     """product [O, I] = gradient^T x of bytes and their scales, see `pack_tokens`.
 
     The gradient's bytes are shifted by UNSIGNED and lie as [N / PART, O, PART / 4] words; `starts`
-    are the sums of x times -UNSIGNED. `like` is an array of the dtype that `block` takes.
+    are the sums of x times -UNSIGNED. Of the last part so many words hold tokens. `like` is an
+    array of the dtype that `block` takes.
     """
     (left, left_scales), (right, right_scales) = gradient, x
     lefts, rights = product.shape
@@ -182,10 +183,11 @@ def multiply_tokens(like, gradient, x, starts, product):
                         address(right_scales, part * rights + column),
                     )
                     start = address(starts, part * rights + column)
+                    used = last if part == parts - 1 else groups
                     add_token_block(
                         *(like, address(left, (part * lefts + row) * groups), 4 * groups),
                         *(address(right, (part * rights + column) * groups), 4 * COLUMNS),
-                        *(groups, scales, start, address(sums, 0), address(total, 0)),
+                        *(used, scales, start, address(sums, 0), address(total, 0)),
                     )
                 target = address(product, row * rights + column)
                 round_block(address(total, 0), ROWS, product, target, 2 * rights)
@@ -206,7 +208,10 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     product = torch.empty((outputs, inputs), dtype=torch.bfloat16)
     dtype = integer_dtype(PART)
     assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
+    at_once = LINE if dtype == np.int8 else 4  # tokens, in a tile or in an instruction
+    last = -(-(tokens - (parts - 1) * PART) // at_once) * at_once // 4
     multiply_tokens(
-        np.zeros(1, dtype), (left, left_scales), (right, right_scales), starts, rows(product)
+        *(np.zeros(1, dtype), (left, left_scales), (right, right_scales)),
+        *(starts, last, rows(product)),
     )
     return product
