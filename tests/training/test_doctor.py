@@ -82,7 +82,7 @@ def test_int8_and_bf16_are_timed_where_both_are(has, monkeypatch):
     monkeypatch.setattr(doctor, "has_int8", lambda device: has)
     monkeypatch.setattr(doctor, "check_attention", lambda engine: iter(()))
     shown = bertsmith("doctor")
-    line = "  bf16 41.6 ms, int8 32.5 ms: --precision auto-int8 takes int8 at this size\n"
+    line = "  bf16 41.6 ms, int8 32.5 ms: int8 is what --precision auto-int8 would take now\n"
     assert (f"matmuls of a layer of base, 188 tokens a core:\n{line}" in shown) == has
     found = json.loads(bertsmith("doctor", "--json"))["matmul_times"]
     assert (found and found["taken"]) == ("int8" if has else None)

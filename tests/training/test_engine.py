@@ -65,7 +65,7 @@ def test_int8_where_a_processor_has_it(monkeypatch, has_vnni, has_bf16, best):
     monkeypatch.setattr(quantized_linear, "cpu_features", lambda: features)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
     assert choose_engine("cpu", "auto").precision == best
-    # until the products of the run's own layers are measured: pretraining/test_matmul_times.py
+    # until the products of the run's own layers are measured: loop/test_matmul_times.py
     assert choose_engine("cpu", "auto-int8").precision == best
     if best == "float32":
         says = "`precision='int8'`: cpu has no AVX-512 VNNI .*; use bf16 or float32$"

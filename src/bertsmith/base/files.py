@@ -284,14 +284,20 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 def kept_for_user(
     kind: str, digest: str, make: Callable[[], Mapping[str, Any]]
 ) -> tuple[dict[str, Any], str]:
-    """(What was kept in `user_folder`/`kind` under a digest, a note of the file).
+    """(What is kept in `user_folder`/`kind` under a digest, a note on where it is).
 
-    What is not there, or damaged, is made, and kept if the disk allows it.
+    What is not there, or damaged, is made, and kept if the disk allows it. Of two processes that
+    make it at once, both take that of the first.
     """
-    file = user_folder() / kind / f"{digest[:32]}.json"
+    try:
+        file = user_folder() / kind / f"{digest[:32]}.json"
+    except RuntimeError as error:  # a user without a home
+        return dict(make()), f"not kept: {error}"
     with suppress(OSError, ValueError):
         return read_sealed_json(file), f"as measured before: {file}"
     content = dict(make())
+    with suppress(OSError, ValueError):
+        return read_sealed_json(file), f"as measured beside this process: {file}"
     try:
         write_sealed_json(file, content)
     except OSError as error:

@@ -320,7 +320,7 @@ def described(found: dict[str, Any]) -> str:
     if times := found["matmul_times"]:
         took = ", ".join(f"{name} {took:g} ms" for name, took in times["milliseconds"].items())
         lines += [f"matmuls of a layer of {times['size']}, {times['tokens']:,} tokens a core:"]
-        lines += [f"  {took}: --precision auto-int8 takes {times['taken']} at this size"]
+        lines += [f"  {took}: {times['taken']} is what --precision auto-int8 would take now"]
     lines += ["", "the same encoder against float64 (relative error):"]
     lines.append("  device  precision  attention   forward   gradient  tolerance")
     for check in found["checks"]:

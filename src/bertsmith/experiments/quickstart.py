@@ -139,7 +139,12 @@ def _recipes(settings: QuickstartSettings) -> tuple[PretrainSettings, FinetuneSe
     )
     pretraining.budget()
     return pretraining, FinetuneSettings(
-        epochs=settings.epochs, max_length=96, keep="last", evals_per_epoch=0, max_retries=0
+        precision="auto",
+        epochs=settings.epochs,
+        max_length=96,
+        keep="last",
+        evals_per_epoch=0,
+        max_retries=0,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
+from bertsmith.model.kernels.unpadded import Unpadded, without_padding
 from bertsmith.model.variants import (
     Attend,
     attention_for,
@@ -73,7 +74,9 @@ class Layer(nn.Module):
         self.output_norm = LayerNorm(size, eps=eps)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x_BSH: Tensor, attend: Attend, positions_BQ: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, attend: Attend | Unpadded, positions_BQ: Tensor | None = None
+    ) -> Tensor:
         """[B, S, H] -> [B, Q, H]; keys and values always come from all S positions."""
         x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ)
         x_BQH = residual_norm(
@@ -123,7 +126,14 @@ class Encoder(nn.Module):
         x_BSH = self.embeddings(ids_BS, types_BS)
         if torch.is_autocast_enabled(x_BSH.device.type):
             x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
-        attend = attention_for(self.config, x_BSH, lengths_B, self.training)
+        (rows, length), places = x_BSH.shape[:2], positions_BQ
+        attend, unpadded = attention_for(self.config, x_BSH, lengths_B, self.training), None
+        if not (all_layers or self.config.causal):
+            unpadded = without_padding(x_BSH, lengths_B, attend.num_heads, attend.dropout)
+        if unpadded:
+            attend = unpadded
+            x_BSH = unpadded.flat(x_BSH)  # [1, T, H]
+            places = None if positions_BQ is None else unpadded.places(positions_BQ)
         run = recomputed if self.activation_checkpointing and self.training else nn.Module.__call__
         states = []
         for layer in self.layers[:-1]:
@@ -131,6 +141,10 @@ class Encoder(nn.Module):
                 states.append(x_BSH)
             x_BSH = run(layer, x_BSH, attend)
         if positions_BQ is not None:
-            attend = attend.at(positions_BQ, x_BSH.shape[1])
-        x_BQH = self.final_norm(run(self.layers[-1], x_BSH, attend, positions_BQ))
+            attend = attend.at(positions_BQ, length)
+        x_BQH = self.final_norm(run(self.layers[-1], x_BSH, attend, places))
+        if unpadded and positions_BQ is not None:
+            return x_BQH.view(*positions_BQ.shape, -1)
+        if unpadded:
+            return unpadded.padded(x_BQH, rows, length)
         return [*states, x_BSH, x_BQH] if all_layers else x_BQH

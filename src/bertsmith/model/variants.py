@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
 from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
+from bertsmith.model.kernels.unpadded import Unpadded
 
 LayerType = TypeVar("LayerType", bound=nn.Module)
 IDENTITY = nn.Identity()  # made once: a module costs microseconds, in every layer of every pass
@@ -109,7 +110,7 @@ class PreNorm:
     """x = x + dropout(sublayer(LayerNorm(x))), Xiong et al. 2020, arXiv 2002.04745."""
 
     def forward(
-        self: Any, x_BSH: Tensor, attend: Attend, positions_BQ: Tensor | None = None
+        self: Any, x_BSH: Tensor, attend: Attend | Unpadded, positions_BQ: Tensor | None = None
     ) -> Tensor:
         x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ, self.attention_norm)
         x_BQH = x_BQH + self.dropout(self.attention_output(attend(*qkv)))

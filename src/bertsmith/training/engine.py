@@ -29,7 +29,7 @@ class MatmulTimes:
     """Seconds a core for a layer's matrix products, forward and backward, while all cores work."""
 
     tokens: int
-    """Tokens a core; fewer than in the run for a large model."""
+    """Tokens a core: about those of the run, fewer for a large model."""
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients."""

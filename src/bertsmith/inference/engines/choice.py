@@ -117,7 +117,7 @@ def kept_choice(
 
     Without one it is measured and kept, if the disk allows it. A line on stderr says which it is.
     """
-    versions = [VERSION, *(_version(PACKAGES[each.engine]) for each in processors)]
+    versions = [VERSION, Trial._fields, *(_version(PACKAGES[each.engine]) for each in processors)]
     digest = request_digest([folder], processors, work, sorted(cpu_features()), versions)
     kept, source = kept_for_user("engines", digest, lambda: measure()._asdict())
     trial = Trial(**kept)

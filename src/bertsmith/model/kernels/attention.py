@@ -100,14 +100,14 @@ class _Attention(torch.autograd.Function):
         softmax_rows(rows(p_NQS), scale, allowed, heads, queries, limit, key)
         ctx.dropped = rate > 0
         ctx.save_for_backward(q_NQD, k_NSD, v_NSD, p_NQS)
-        context_NQD = torch.bmm(_kept(ctx, p_NQS), v_NSD)
+        context_NQD = torch.bmm(kept_probabilities(ctx, p_NQS), v_NSD)
         return context_NQD.view(batch, heads, queries, -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         q_NQD, k_NSD, v_NSD, p_NQS = ctx.saved_tensors
         gradient_NQD = gradients[0].reshape(q_NQD.shape)
-        v_gradient = torch.bmm(_kept(ctx, p_NQS).transpose(1, 2), gradient_NQD)
+        v_gradient = torch.bmm(kept_probabilities(ctx, p_NQS).transpose(1, 2), gradient_NQD)
         s_NQS = torch.bmm(gradient_NQD, v_NSD.transpose(1, 2))
         scale, factor = np.float32(ctx.scale), np.float32(ctx.factor)
         softmax_gradient_rows(rows(s_NQS), rows(p_NQS), scale, factor)
@@ -117,7 +117,8 @@ class _Attention(torch.autograd.Function):
         return q_gradient, k_gradient, v_gradient, None, None
 
 
-def _kept(ctx: Any, p_NQS: Tensor) -> Tensor:
+def kept_probabilities(ctx: Any, p_NQS: Tensor) -> Tensor:
+    """The probabilities that were not dropped, times `ctx.factor`, where `ctx.dropped`."""
     if not ctx.dropped:
         return p_NQS
     kept = torch.empty_like(p_NQS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,13 +24,12 @@ from bertsmith.model.config import ModelConfig
 from bertsmith.model.directions import encoders
 from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.model.initialization import initialize
-from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.metrics import check_metrics
 from bertsmith.tasks.task import TASKS, Task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint
-from bertsmith.training.engine import Engine, choose_engine
+from bertsmith.training.engine import Engine, choose_engine, has_bf16
 from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.hidden_states import head_outputs
 from bertsmith.training.finetuning.settings import GPT_LM_WEIGHT, FinetuneSettings
@@ -271,19 +270,24 @@ class Trainer:
     ) -> FinetuneSettings:
         """The settings with int8 or bf16 for "auto-int8", whichever is faster on this machine.
 
-        `begun` are those of a run that goes on: it keeps its precision where that can be computed.
+        Tokens are as in a step. `begun` are the settings of a run that goes on: it keeps its
+        precision where that can be computed.
         """
         config = read_config(self.start.folder).one_direction
         learns = not (settings.freeze_encoder or config.is_frozen)
         if settings.precision != AUTO_INT8 or not learns:
             return settings
-        engine = choose_engine(settings.device, settings.precision, settings.threads)
-        if begun and has_int8(engine.device):
-            return replace(settings, precision=begun["precision"])
-        rows = self.with_defaults(settings).batch_size
-        assert rows is not None, "with_defaults has set it"
-        tokens = math.ceil(rows * self.train.unit_lengths.mean() / engine.workers)
-        engine = with_faster_matmul(engine, config, min(tokens, TOKENS_AT_ONCE))
+        device, threads = settings.device, settings.threads
+        if begun:
+            with suppress(ValueError):  # another machine may not have it
+                before = choose_engine(device, begun["precision"], threads)
+                if before.precision != "bf16" or has_bf16(before.device):
+                    return replace(settings, precision=before.precision)
+        engine = choose_engine(device, settings.precision, threads)
+        units, tokens = len(self.train.unit_lengths), len(self.train.ids)
+        share = self.with_defaults(settings).batch_size * tokens / units / engine.workers
+        share /= math.ceil(share / TOKENS_AT_ONCE)
+        engine = with_faster_matmul(engine, config, math.ceil(share))
         if engine.reason:
             print(f"finetune: {engine.reason}", file=sys.stderr)
         return replace(settings, precision=engine.precision)
@@ -311,6 +315,7 @@ class Trainer:
     ) -> Trained:
         """Train with one seed and measure on dev; the log is in `folder`.
 
+        The precision "auto-int8" counts as "auto" here: see `with_faster_precision`.
         With `goes_on` it writes checkpoints there, and resumes from the newest.
 
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -45,15 +45,18 @@ def with_faster_matmul(engine: Engine, config: ModelConfig, tokens: int) -> Engi
     """
     own = None
     if has_int8(engine.device) and config.hidden_size % LINE == 0:
-        tokens = -(-tokens // PART) * PART
         with torch.device("meta"):
-            shapes = [tuple(part.weight.shape) for part in _linears(Layer(config))]
+            shapes = [part.weight.shape for part in _linears(Layer(config))]
+        tokens = measured_tokens(tokens, sum(shape.numel() for shape in shapes))
         programs = source_digest(__name__), torch.__version__, numba.__version__
-        machine = cpu_name(), sorted(cpu_features()), engine.threads
-        digest = sha256(repr((shapes, tokens, machine, programs)).encode()).hexdigest()
+        beside = engine.threads, engine.ranks.local_size  # cores that work at once
+        machine = cpu_name(), sorted(cpu_features()), beside
+        made_of = [tuple(shape) for shape in shapes], tokens, machine, programs
+        digest = sha256(repr(made_of).encode()).hexdigest()
 
         def measure() -> dict[str, Any]:
-            return asdict(measure_matmuls(config, tokens, engine.threads))
+            times = measure_matmuls(config, tokens, engine.threads)
+            return {"tokens": times.tokens, "bf16": times.bf16, "int8": times.int8}
 
         kept, source = kept_for_user("matmul_times", digest, measure)
         own = kept | {"source": source}
@@ -64,18 +67,28 @@ def with_faster_matmul(engine: Engine, config: ModelConfig, tokens: int) -> Engi
     return replace(engine, precision=times.faster, matmul_times=times)
 
 
-def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTimes:
-    """Time a layer of `config` in both precisions by turns, the least of each, in under a second.
+def measured_tokens(tokens: int, numbers: int) -> int:
+    """Tokens a core to measure a layer of so many weights with, rounded: about alike is one case.
 
-    Each of `threads` cores computes `tokens` tokens, as in a step on a CPU.
+    >>> mini, base = 12 * 256 * 256, 12 * 768 * 768
+    >>> [measured_tokens(tokens, mini) for tokens in (5, 210, 2048)], measured_tokens(2048, base)
+    ([64, 192, 2048], 512)
+    """
+    most = max(1, int(OPERATIONS / (6 * numbers)) // PART) * PART
+    return max(LINE, round(min(tokens, most) / LINE) * LINE)
+
+
+def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTimes:
+    """Time a layer of `config` in both precisions by turns for a second: the least of each.
+
+    Each of `threads` cores computes `tokens` tokens, as in a step on a CPU. The first time on a
+    machine kernels are compiled before.
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
     with ExitStack() as stack:
         runners = [_LayerMatmuls(config, engine) for engine in engines]
         for runner in runners:
             stack.enter_context(runner.replicas)
-        most = int(OPERATIONS / runners[0].flops_per_token)
-        tokens = min(tokens, max(1, most // PART) * PART)  # whole parts, as of a step's many tokens
         for runner in runners:
             runner.seconds(tokens)  # compiles
         turns, stop = [], time.perf_counter() + SECONDS
@@ -93,7 +106,6 @@ class _LayerMatmuls:
         engine.prepare(model)
         self._engine, self.replicas = engine, Replicas(model, engine)
         self._shapes = [part.weight.shape for part in _linears(self.replicas.models[0])]
-        self.flops_per_token = sum(6 * shape.numel() for shape in self._shapes)
 
     def seconds(self, tokens: int) -> float:
         """Time the three products of each linear layer; returns the mean of the cores."""

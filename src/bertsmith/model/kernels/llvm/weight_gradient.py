@@ -165,8 +165,8 @@ def multiply_tokens(like, gradient, x, starts, last, product):
     """product [O, I] = gradient^T x of bytes and their scales, see `pack_tokens`.
 
     The gradient's bytes are shifted by UNSIGNED and lie as [N / PART, O, PART / 4] words; `starts`
-    are the sums of x times -UNSIGNED. Of the last part so many words hold tokens. `like` is an
-    array of the dtype that `block` takes.
+    are the sums of x times -UNSIGNED. `last`: words of a row of the last part that hold tokens.
+    `like` is an array of the dtype that `block` takes.
     """
     (left, left_scales), (right, right_scales) = gradient, x
     lefts, rights = product.shape
@@ -194,6 +194,19 @@ def multiply_tokens(like, gradient, x, starts, last, product):
     end(like)
 
 
+def last_words(tokens: int, dtype: np.dtype) -> int:
+    """Words of the last part of so many tokens, as whole tiles (int8) or instructions take them.
+
+    >>> [last_words(tokens, np.dtype(np.uint8)) for tokens in (1, 5, PART, PART + 64)]
+    [1, 2, 32, 16]
+    >>> [last_words(tokens, np.dtype(np.int8)) for tokens in (1, 64, 65, PART + 5)]
+    [16, 16, 32, 16]
+    """
+    at_once = LINE if dtype == np.int8 else 4  # tokens
+    rest = (tokens - 1) % PART + 1
+    return -(-rest // at_once) * at_once // 4
+
+
 def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     """gradient^T @ x, bf16 [O, I], both sizes multiples of 64."""
     (tokens, outputs), inputs = gradient_NO.shape, x_NI.shape[1]
@@ -208,8 +221,7 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     product = torch.empty((outputs, inputs), dtype=torch.bfloat16)
     dtype = integer_dtype(PART)
     assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
-    at_once = LINE if dtype == np.int8 else 4  # tokens, in a tile or in an instruction
-    last = -(-(tokens - (parts - 1) * PART) // at_once) * at_once // 4
+    last = last_words(tokens, dtype)
     multiply_tokens(
         *(np.zeros(1, dtype), (left, left_scales), (right, right_scales)),
         *(starts, last, rows(product)),

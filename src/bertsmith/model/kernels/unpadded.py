@@ -1,0 +1,213 @@
+"""Training on a CPU without padding: the real tokens of a batch as one row, attended to in groups.
+
+All layers but attention compute each position by itself, so padding is left out of what they get.
+Attention puts the rows into groups of about one length. Moving them costs some of what is gained:
+a mini trains on rows of 512 tokens, a quarter of them padding, 1.15 to 1.3 times as fast, on rows
+of 128 no faster (docs/design/lab.md).
+
+Letters as in model/encoder.py; T real tokens and P queries of a batch, G rows of a group.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertsmith.base.jit import compiled
+from bertsmith.model.kernels.attention import (
+    kept_probabilities,
+    softmax_gradient_rows,
+    softmax_rows,
+)
+from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, threshold
+
+# of a batch: with less padding, or in shorter rows, taking it out costs as much as it saves
+LEAST_PADDING, LEAST_LENGTH = 0.1, 256
+WIDTH = 32  # of which a group's rows are a multiple
+
+
+class Group(NamedTuple):
+    """Rows of about as many tokens, among rows that lie one after another without padding."""
+
+    lengths_G: np.ndarray
+    width: int  # of the longest, rounded up
+    tokens: np.ndarray  # the group's, int64, among all
+    slots: np.ndarray  # their places in [G * width]
+    queries: np.ndarray  # as `tokens`, of the queries
+    query_slots: np.ndarray  # their places in [G * query_width]
+    query_width: int
+
+    def spread(self, x_TH: Tensor, heads: int, of_queries: bool = False) -> Tensor:
+        """The group's tokens, or queries, of all [T, H]: [G * A, width, D], with 0 between."""
+        places, slots, width = self._places(of_queries)
+        shape = len(self.lengths_G) * heads, width, x_TH.shape[1] // heads
+        wide = torch.zeros(shape, dtype=x_TH.dtype)
+        spread_rows(words(x_TH.contiguous()), places, slots, width, words(wide))
+        return wide
+
+    def put(self, x: Tensor, target_TH: Tensor, of_queries: bool = False) -> None:
+        """Undo `spread`: write the group's tokens into those of all."""
+        gather_rows(words(x), *self._places(of_queries), words(target_TH))
+
+    def _places(self, of_queries: bool) -> tuple[np.ndarray, np.ndarray, int]:
+        if of_queries:
+            return self.queries, self.query_slots, self.query_width
+        return self.tokens, self.slots, self.width
+
+
+def words(tensor: Tensor) -> np.ndarray:
+    """A contiguous tensor's rows, of which only the memory counts, in words of 8 bytes."""
+    return rows(tensor).view(np.uint64)
+
+
+@compiled
+def spread_rows(source, places, slots, width, target):
+    """Rows [T, A x D] at `places`, cut by head, to `slots` of groups of [A, width]."""
+    size = target.shape[1]
+    heads = source.shape[1] // size
+    for n in range(len(places)):
+        line = source[places[n]]
+        first = slots[n] // width * heads * width + slots[n] % width
+        for head in range(heads):
+            own = target[first + head * width]
+            for d in range(size):
+                own[d] = line[head * size + d]
+
+
+@compiled
+def gather_rows(source, places, slots, width, target):
+    """Undo `spread_rows`."""
+    size = source.shape[1]
+    heads = target.shape[1] // size
+    for n in range(len(places)):
+        line = target[places[n]]
+        first = slots[n] // width * heads * width + slots[n] % width
+        for head in range(heads):
+            own = source[first + head * width]
+            for d in range(size):
+                line[head * size + d] = own[d]
+
+
+def groups_of_rows(lengths_B: np.ndarray, queries_B: np.ndarray) -> list[Group]:
+    """Rows of so many tokens and queries in groups, each of one width, a multiple of WIDTH.
+
+    As many widths as there may be lengths would have PyTorch write a program for each.
+
+    >>> lengths = np.array([3, 40, 2])
+    >>> [(group.width, group.slots[:5].tolist()) for group in groups_of_rows(lengths, lengths)]
+    [(32, [0, 1, 2, 32, 33]), (64, [0, 1, 2, 3, 4])]
+    """
+    widths_B, groups = -(-lengths_B // WIDTH) * WIDTH, []
+    for width in np.unique(widths_B):
+        chosen = np.flatnonzero(widths_B == width)
+        query_width = -(-queries_B[chosen].max() // WIDTH) * WIDTH
+        places = *_places(lengths_B, chosen, width), *_places(queries_B, chosen, query_width)
+        groups.append(Group(lengths_B[chosen], int(width), *places, int(query_width)))
+    return groups
+
+
+def _places(sizes_B: np.ndarray, chosen: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the chosen rows' tokens among all, and in rows of one width."""
+    starts_B, sizes = sizes_B.cumsum() - sizes_B, sizes_B[chosen]
+    columns = np.concatenate([np.arange(size) for size in sizes])
+    slots = columns + np.repeat(np.arange(len(chosen)) * width, sizes)
+    return columns + np.repeat(starts_B[chosen], sizes), slots
+
+
+class GroupedAttention(torch.autograd.Function):
+    """Attention of rows without padding, queries [P, H], keys and values [T, H]: [P, H].
+
+    The rows of a group are computed together, with zeros up to their width.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        q_PH, k_TH, v_TH, groups, heads, rate = given
+        ctx.factor, ctx.scale = 1 / (1 - rate), 1 / math.sqrt(q_PH.shape[1] // heads)
+        ctx.groups, ctx.heads, ctx.dropped = groups, heads, rate > 0
+        ctx.shapes = q_PH.shape, k_TH.shape
+        context_PH, saved = torch.empty(q_PH.shape, dtype=q_PH.dtype), []
+        for group in groups:
+            q, k, v = group.spread(q_PH, heads, True), *(group.spread(x, heads) for x in given[1:3])
+            p = torch.bmm(q, k.transpose(1, 2))
+            seen = np.arange(group.width) < group.lengths_G[:, None, None]
+            key, queries = np.uint32(next_key() if rate else 0), group.query_width
+            scale, limit = np.float32(ctx.scale), threshold(rate)
+            softmax_rows(rows(p), scale, seen, heads, queries, limit, key)
+            group.put(torch.bmm(kept_probabilities(ctx, p), v), context_PH, True)
+            saved += [q, k, v, p]
+        ctx.save_for_backward(*saved)
+        return context_PH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (queries, tokens), heads, dtype = ctx.shapes, ctx.heads, gradients[0].dtype
+        by_q, by_k, by_v = (torch.empty(shape, dtype=dtype) for shape in (queries, tokens, tokens))
+        scale, factor = np.float32(ctx.scale), np.float32(ctx.factor)
+        for number, group in enumerate(ctx.groups):
+            q, k, v, p = ctx.saved_tensors[4 * number : 4 * number + 4]
+            above = group.spread(gradients[0], heads, True)
+            group.put(torch.bmm(kept_probabilities(ctx, p).transpose(1, 2), above), by_v)
+            s = torch.bmm(above, v.transpose(1, 2))
+            softmax_gradient_rows(rows(s), rows(p), scale, factor)
+            group.put(torch.bmm(s, k), by_q, True)
+            group.put(torch.bmm(s.transpose(1, 2), q), by_k)
+        return by_q, by_k, by_v, None, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class Unpadded:
+    """Rows of a batch without their padding, as one row of all T real tokens, and its attention."""
+
+    num_heads: int
+    dropout: float
+    lengths_B: np.ndarray
+    tokens_T: Tensor  # where they are in [B * S]
+    groups: list[Group]
+
+    def flat(self, x_BSH: Tensor) -> Tensor:
+        """[B, S, H] -> [1, T, H]."""
+        return x_BSH.flatten(0, 1)[self.tokens_T][None]
+
+    def padded(self, x_1TH: Tensor, rows: int, length: int) -> Tensor:
+        """[1, T, H] -> [B, S, H], with zeros for padding."""
+        x_NH = x_1TH.new_zeros(rows * length, x_1TH.shape[2])
+        return x_NH.index_copy(0, self.tokens_T, x_1TH[0]).unflatten(0, (rows, length))
+
+    def places(self, positions_BQ: Tensor) -> Tensor:
+        """Positions in rows as those in the one row, [1, B * Q]."""
+        starts_B = torch.from_numpy(self.lengths_B.cumsum() - self.lengths_B)
+        return (positions_BQ + starts_B[:, None]).view(1, -1)
+
+    def __call__(self, q_1PH: Tensor, k_1TH: Tensor, v_1TH: Tensor) -> Tensor:
+        matrices = q_1PH[0], k_1TH[0], v_1TH[0]
+        how = self.groups, self.num_heads, self.dropout
+        return GroupedAttention.apply(*matrices, *how)[None]
+
+    def at(self, positions_BQ: Tensor, length: int) -> Unpadded:
+        """The same for as many queries of each row."""
+        queries_B = np.full(len(self.lengths_B), positions_BQ.shape[1])
+        return replace(self, groups=groups_of_rows(self.lengths_B, queries_B))
+
+
+def without_padding(
+    x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float
+) -> Unpadded | None:
+    """The rows without padding where a CPU trains and much would be computed for it; else None.
+
+    Every position sees all others of its row. `dropout` is that of attention.
+    """
+    (batch, length), in_words = x_BSH.shape[:2], x_BSH.shape[2] // num_heads % 4 == 0
+    trained = torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad
+    if lengths_B is None or length < LEAST_LENGTH or not (trained and in_words):
+        return None
+    lengths = lengths_B.numpy().astype(np.int64)
+    if lengths.sum() > (1 - LEAST_PADDING) * batch * length:
+        return None
+    tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
+    return Unpadded(num_heads, dropout, lengths, tokens_T, groups_of_rows(lengths, lengths))
