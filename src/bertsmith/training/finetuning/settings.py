@@ -140,9 +140,8 @@ class FinetuneMachine(Machine):
     title = "machine"
 
     precision: str = AUTO_INT8
-    """float32, bf16, int8 (products of the layers that train, on a CPU that has them), auto: bf16
-    where the hardware multiplies it, or auto-int8: int8 where its products are measured, once on a
-    machine, to be a tenth faster, else as auto."""
+    """float32, bf16, int8; auto: bf16 where the hardware multiplies it; auto-int8: int8 where that
+    is a tenth faster."""
 
 
 @dataclass(frozen=True)
