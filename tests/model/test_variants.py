@@ -278,7 +278,7 @@ def test_without_padding_states_and_gradients_are_the_same(
 def test_without_padding_attention_has_the_gradient_of_the_probabilities_it_kept():
     """By differences: in a kept direction the loss changes as the gradients say."""
     lengths, heads, rate = np.array([9, 40, 5]), 4, 0.3
-    groups = groups_of_rows(lengths, lengths)
+    groups = groups_of_rows(lengths, lengths, heads)
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(54, 32, generator=generator) for _ in range(4)]
     *given, above = (tensor.requires_grad_(k < 3) for k, tensor in enumerate(tensors))

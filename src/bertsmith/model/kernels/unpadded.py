@@ -31,33 +31,33 @@ LEAST_PADDING, LEAST_LENGTH = 0.1, 256
 WIDTH = 32  # of which a group's rows are a multiple
 
 
+class Places(NamedTuple):
+    """The vectors of D numbers, one a token and head, of a group's rows: where they lie, int64."""
+
+    among_all: np.ndarray  # of the tokens of all rows, [T, H]
+    in_group: np.ndarray  # of [G * A, width, D]
+    width: int  # of the longest row, rounded up
+
+
 class Group(NamedTuple):
     """Rows of about as many tokens, among rows that lie one after another without padding."""
 
     lengths_G: np.ndarray
-    width: int  # of the longest, rounded up
-    tokens: np.ndarray  # the group's, int64, among all
-    slots: np.ndarray  # their places in [G * width]
-    queries: np.ndarray  # as `tokens`, of the queries
-    query_slots: np.ndarray  # their places in [G * query_width]
-    query_width: int
+    tokens: Places
+    queries: Places
 
-    def spread(self, x_TH: Tensor, heads: int, of_queries: bool = False) -> Tensor:
+    def spread(self, x_TH: Tensor, heads: int, places: Places) -> Tensor:
         """The group's tokens, or queries, of all [T, H]: [G * A, width, D], with 0 between."""
-        places, slots, width = self._places(of_queries)
-        shape = len(self.lengths_G) * heads, width, x_TH.shape[1] // heads
+        shape = len(self.lengths_G) * heads, places.width, x_TH.shape[1] // heads
         wide = torch.zeros(shape, dtype=x_TH.dtype)
-        spread_rows(words(x_TH.contiguous()), places, slots, width, words(wide))
+        x = x_TH.contiguous().view(-1, shape[2])
+        copy_rows(words(x), places.among_all, words(wide), places.in_group)
         return wide
 
-    def put(self, x: Tensor, target_TH: Tensor, of_queries: bool = False) -> None:
+    def put(self, x: Tensor, target_TH: Tensor, places: Places) -> None:
         """Undo `spread`: write the group's tokens into those of all."""
-        gather_rows(words(x), *self._places(of_queries), words(target_TH))
-
-    def _places(self, of_queries: bool) -> tuple[np.ndarray, np.ndarray, int]:
-        if of_queries:
-            return self.queries, self.query_slots, self.query_width
-        return self.tokens, self.slots, self.width
+        target = target_TH.view(-1, x.shape[2])
+        copy_rows(words(x), places.in_group, words(target), places.among_all)
 
 
 def words(tensor: Tensor) -> np.ndarray:
@@ -66,57 +66,44 @@ def words(tensor: Tensor) -> np.ndarray:
 
 
 @compiled
-def spread_rows(source, places, slots, width, target):
-    """Rows [T, A x D] at `places`, cut by head, to `slots` of groups of [A, width]."""
-    size = target.shape[1]
-    heads = source.shape[1] // size
-    for n in range(len(places)):
-        line = source[places[n]]
-        first = slots[n] // width * heads * width + slots[n] % width
-        for head in range(heads):
-            own = target[first + head * width]
-            for d in range(size):
-                own[d] = line[head * size + d]
+def copy_rows(source, taken, target, written):
+    """target[written] = source[taken], row by row."""
+    for n in range(len(taken)):
+        line, own = source[taken[n]], target[written[n]]
+        for k in range(len(line)):
+            own[k] = line[k]
 
 
-@compiled
-def gather_rows(source, places, slots, width, target):
-    """Undo `spread_rows`."""
-    size = source.shape[1]
-    heads = target.shape[1] // size
-    for n in range(len(places)):
-        line = target[places[n]]
-        first = slots[n] // width * heads * width + slots[n] % width
-        for head in range(heads):
-            own = source[first + head * width]
-            for d in range(size):
-                line[head * size + d] = own[d]
-
-
-def groups_of_rows(lengths_B: np.ndarray, queries_B: np.ndarray) -> list[Group]:
+def groups_of_rows(lengths_B: np.ndarray, queries_B: np.ndarray, heads: int) -> list[Group]:
     """Rows of so many tokens and queries in groups, each of one width, a multiple of WIDTH.
 
     As many widths as there may be lengths would have PyTorch write a program for each.
 
     >>> lengths = np.array([3, 40, 2])
-    >>> [(group.width, group.slots[:5].tolist()) for group in groups_of_rows(lengths, lengths)]
-    [(32, [0, 1, 2, 32, 33]), (64, [0, 1, 2, 3, 4])]
+    >>> short, long = groups_of_rows(lengths, lengths, heads=1)
+    >>> short.tokens.width, long.tokens.width, short.lengths_G.tolist()
+    (32, 64, [3, 2])
+    >>> short.tokens.among_all.tolist(), short.tokens.in_group.tolist()
+    ([0, 1, 2, 43, 44], [0, 1, 2, 32, 33])
     """
     widths_B, groups = -(-lengths_B // WIDTH) * WIDTH, []
     for width in np.unique(widths_B):
         chosen = np.flatnonzero(widths_B == width)
-        query_width = -(-queries_B[chosen].max() // WIDTH) * WIDTH
-        places = *_places(lengths_B, chosen, width), *_places(queries_B, chosen, query_width)
-        groups.append(Group(lengths_B[chosen], int(width), *places, int(query_width)))
+        tokens, queries = (_places(sizes, chosen, heads) for sizes in (lengths_B, queries_B))
+        groups.append(Group(lengths_B[chosen], tokens, queries))
     return groups
 
 
-def _places(sizes_B: np.ndarray, chosen: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the chosen rows' tokens among all, and in rows of one width."""
+def _places(sizes_B: np.ndarray, chosen: np.ndarray, heads: int) -> Places:
+    """Places of so many tokens of the chosen rows."""
     starts_B, sizes = sizes_B.cumsum() - sizes_B, sizes_B[chosen]
+    width = int(-(-sizes.max() // WIDTH) * WIDTH)
     columns = np.concatenate([np.arange(size) for size in sizes])
-    slots = columns + np.repeat(np.arange(len(chosen)) * width, sizes)
-    return columns + np.repeat(starts_B[chosen], sizes), slots
+    tokens = columns + np.repeat(starts_B[chosen], sizes)
+    first = columns + np.repeat(np.arange(len(chosen)) * heads * width, sizes)
+    head = np.arange(heads)
+    among_all, in_group = tokens[:, None] * heads + head, first[:, None] + head * width
+    return Places(among_all.ravel(), in_group.ravel(), width)
 
 
 class GroupedAttention(torch.autograd.Function):
@@ -133,13 +120,14 @@ class GroupedAttention(torch.autograd.Function):
         ctx.shapes = q_PH.shape, k_TH.shape
         context_PH, saved = torch.empty(q_PH.shape, dtype=q_PH.dtype), []
         for group in groups:
-            q, k, v = group.spread(q_PH, heads, True), *(group.spread(x, heads) for x in given[1:3])
+            q = group.spread(q_PH, heads, group.queries)
+            k, v = (group.spread(x_TH, heads, group.tokens) for x_TH in (k_TH, v_TH))
             p = torch.bmm(q, k.transpose(1, 2))
-            seen = np.arange(group.width) < group.lengths_G[:, None, None]
-            key, queries = np.uint32(next_key() if rate else 0), group.query_width
+            seen = np.arange(group.tokens.width) < group.lengths_G[:, None, None]
+            key, queries = np.uint32(next_key() if rate else 0), group.queries.width
             scale, limit = np.float32(ctx.scale), threshold(rate)
             softmax_rows(rows(p), scale, seen, heads, queries, limit, key)
-            group.put(torch.bmm(kept_probabilities(ctx, p), v), context_PH, True)
+            group.put(torch.bmm(kept_probabilities(ctx, p), v), context_PH, group.queries)
             saved += [q, k, v, p]
         ctx.save_for_backward(*saved)
         return context_PH
@@ -151,12 +139,14 @@ class GroupedAttention(torch.autograd.Function):
         scale, factor = np.float32(ctx.scale), np.float32(ctx.factor)
         for number, group in enumerate(ctx.groups):
             q, k, v, p = ctx.saved_tensors[4 * number : 4 * number + 4]
-            above = group.spread(gradients[0], heads, True)
-            group.put(torch.bmm(kept_probabilities(ctx, p).transpose(1, 2), above), by_v)
+            above = group.spread(gradients[0], heads, group.queries)
+            group.put(
+                torch.bmm(kept_probabilities(ctx, p).transpose(1, 2), above), by_v, group.tokens
+            )
             s = torch.bmm(above, v.transpose(1, 2))
             softmax_gradient_rows(rows(s), rows(p), scale, factor)
-            group.put(torch.bmm(s, k), by_q, True)
-            group.put(torch.bmm(s.transpose(1, 2), q), by_k)
+            group.put(torch.bmm(s, k), by_q, group.queries)
+            group.put(torch.bmm(s.transpose(1, 2), q), by_k, group.tokens)
         return by_q, by_k, by_v, None, None, None
 
 
@@ -192,7 +182,7 @@ class Unpadded:
     def at(self, positions_BQ: Tensor, length: int) -> Unpadded:
         """The same for as many queries of each row."""
         queries_B = np.full(len(self.lengths_B), positions_BQ.shape[1])
-        return replace(self, groups=groups_of_rows(self.lengths_B, queries_B))
+        return replace(self, groups=groups_of_rows(self.lengths_B, queries_B, self.num_heads))
 
 
 def without_padding(
@@ -210,4 +200,5 @@ def without_padding(
     if lengths.sum() > (1 - LEAST_PADDING) * batch * length:
         return None
     tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
-    return Unpadded(num_heads, dropout, lengths, tokens_T, groups_of_rows(lengths, lengths))
+    groups = groups_of_rows(lengths, lengths, num_heads)
+    return Unpadded(num_heads, dropout, lengths, tokens_T, groups)

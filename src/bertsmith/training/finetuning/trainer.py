@@ -270,8 +270,8 @@ class Trainer:
     ) -> FinetuneSettings:
         """The settings with int8 or bf16 for "auto-int8", whichever is faster on this machine.
 
-        Tokens are as in a step. `begun` are the settings of a run that goes on: it keeps its
-        precision where that can be computed.
+        Measured with as many tokens as a core has in a step. `begun` are the settings of a run that
+        goes on: it keeps its precision where that can be computed.
         """
         config = read_config(self.start.folder).one_direction
         learns = not (settings.freeze_encoder or config.is_frozen)
