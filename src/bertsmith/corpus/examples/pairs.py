@@ -69,6 +69,10 @@ class PretrainingBatch:
         """Rows start:stop as a view: what is written to it is written here."""
         return PretrainingBatch(*(array[start:stop] for array in vars(self).values()))
 
+    def in_order(self, order: np.ndarray) -> PretrainingBatch:
+        """A copy with the rows in that order."""
+        return PretrainingBatch(*(array[order] for array in vars(self).values()))
+
     def words(self, unused: int) -> np.ndarray:
         """int64 [B, S]: the ids before masking; [CLS], [SEP] and padding are `unused`."""
         words = self.input_ids.astype(np.int64)

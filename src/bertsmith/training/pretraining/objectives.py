@@ -16,6 +16,28 @@ from bertsmith.model.kernels.masked_lm_loss import UNUSED
 from bertsmith.training.engine import Engine
 
 
+def even_order(lengths: np.ndarray, size: int) -> np.ndarray:
+    """An order of rows of which every `size` in turn have about as many tokens.
+
+    The longest row that is left goes where fewest tokens are. Rows of one length stay.
+
+    >>> even_order(np.array([9, 8, 2, 7, 1]), 2)
+    array([0, 4, 1, 2, 3])
+    >>> even_order(np.array([9, 9, 9]), 1)
+    array([0, 1, 2])
+    """
+    count = -(-len(lengths) // size)
+    if count == 1 or (lengths == lengths[0]).all():
+        return np.arange(len(lengths))
+    room = np.full(count, size)
+    room[-1] -= count * size - len(lengths)
+    batches: list[list[int]] = [[] for _ in range(count)]
+    for row in np.argsort(-lengths, kind="stable"):
+        open_ones = [batch for batch, most in zip(batches, room, strict=True) if len(batch) < most]
+        min(open_ones, key=lambda batch: lengths[batch].sum()).append(int(row))
+    return np.concatenate([np.sort(batch) for batch in batches])
+
+
 def micro_arrays(
     batch: PretrainingBatch, objective: Objective, start: int, stop: int, static: bool = False
 ) -> dict[str, np.ndarray]:

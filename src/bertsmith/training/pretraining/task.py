@@ -32,6 +32,7 @@ from bertsmith.training.engine import Engine
 from bertsmith.training.loop.task import StepBatch
 from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
 from bertsmith.training.pretraining.objectives import (
+    even_order,
     micro_arrays,
     named_figures,
     pretraining_sums,
@@ -206,6 +207,8 @@ class Pretraining:
         rows, size, ranks = len(self._share), self.rows_per_forward, self.engine.ranks
         batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
+        if self.engine.device.type == "cpu":  # long rows are computed without their padding
+            batch = batch.in_order(even_order(batch.lengths, size))
         micro = [
             micro_arrays(batch, objective, start, start + size, static)
             for start in range(0, rows, size)
