@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
+from bertsmith.base.jit import Helpers
 from bertsmith.tasks.features import token_budget_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.ranks import Computation, DistributedGradients, run_computation
@@ -72,14 +73,15 @@ class Replicas(AbstractContextManager["Replicas"]):
         self, compute: Callable[[nn.Module, Item, int], Outcome], items: Sequence[Item]
     ) -> list[Outcome]:
         """compute(model, item, its number) of each; replica k of W has items k, k + W, ..."""
-        workers = len(self.models)
+        workers, helpers = len(self.models), Helpers(self._pool)
         several = len(items) > workers
 
         def work(worker: int) -> list[Outcome]:
             outcomes = []
-            for number in range(worker, len(items), workers):
-                outcomes.append(compute(self.models[worker], items[number], number))
-                self._gradients[worker].end_of_pass(several)
+            with helpers.working():
+                for number in range(worker, len(items), workers):
+                    outcomes.append(compute(self.models[worker], items[number], number))
+                    self._gradients[worker].end_of_pass(several)
             return outcomes
 
         if workers == 1:

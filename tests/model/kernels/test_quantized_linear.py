@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import torch.nn.functional as F
 from numba import njit
 from torch import nn
 
+from bertsmith.base.jit import Helpers
 from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels import quantized_linear
 from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.kernels.fused_layers import linear_gelu, replaceable, without_bias
-from bertsmith.model.kernels.llvm import blocks
+from bertsmith.model.kernels.llvm import blocks, weight_gradient
 from bertsmith.model.kernels.llvm.blocks import packed
 from bertsmith.model.kernels.quantized_linear import (
     Float8Linear,
@@ -97,6 +99,30 @@ def test_other_rows_change_no_bit():
     whole, part = through(ours, x, above), through(ours, x[:, 30:45], above[:, 30:45])
     for found, expected in zip(part[:2], whole[:2], strict=True):
         assert torch.equal(found, expected[:, 30:45])
+
+
+@multiplies
+def test_threads_that_help_change_no_bit(monkeypatch):
+    _, ours, x, above = layers()
+    alone, calls = through(ours, x, above), []
+    multiply = quantized_linear.multiply_rows
+    monkeypatch.setattr(
+        quantized_linear, "multiply_rows", lambda *all: (calls.append(all), multiply(*all))
+    )
+    monkeypatch.setattr(quantized_linear, "SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(weight_gradient, "SHARED_PRODUCTS", 0)
+    with ThreadPoolExecutor(2) as pool:
+        helpers = Helpers(pool)
+
+        def helped(compute):
+            with helpers.working():
+                return compute()
+
+        pool.submit(helped, lambda: None).result()
+        found = pool.submit(helped, lambda: through(ours, x, above)).result()
+    assert len(calls) == 4  # two halves of each product
+    for one, other in zip(found, alone, strict=True):
+        assert torch.equal(one, other)
 
 
 @multiplies

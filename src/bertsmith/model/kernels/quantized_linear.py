@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertsmith.base.jit import compiled
+from bertsmith.base.jit import compiled, share
 from bertsmith.model.kernels.elementwise import has_kernels, rows
 from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
@@ -38,7 +38,7 @@ from bertsmith.model.kernels.llvm.blocks import (
 )
 from bertsmith.model.kernels.llvm.unpadded_encoder import Linear, product
 from bertsmith.model.kernels.llvm.vector_rows import PLAIN, quantize_row
-from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient
+from bertsmith.model.kernels.llvm.weight_gradient import SHARED_PRODUCTS, int8_weight_gradient
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
@@ -189,7 +189,16 @@ def int8_product(
     linear = Linear(weight, *(vector[None] for vector in (scale, total, no_bias)))
     dtype = integer_dtype(matrix.shape[1])
     assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
-    multiply_rows(rows(matrix), factors, linear, np.zeros(1, dtype), rows(outputs))
+    source, target = rows(matrix), rows(outputs)
+
+    def multiply(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        multiply_rows(source[part], factors, linear, np.zeros(1, dtype), target[part])
+
+    if outputs.numel() * matrix.shape[1] < SHARED_PRODUCTS:
+        multiply(0, len(source))
+    else:
+        share(multiply, len(source), ROWS)
     return outputs
 
 

@@ -17,7 +17,7 @@ import torch
 from numba import types
 from torch import Tensor
 
-from bertsmith.base.jit import compiled
+from bertsmith.base.jit import compiled, share
 from bertsmith.model.kernels.elementwise import rows
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
@@ -51,6 +51,7 @@ from bertsmith.model.kernels.numbers import (
 
 PART = 128
 PANEL = 128  # inputs of which a product's operand stays in the second cache
+SHARED_PRODUCTS = 1 << 28  # of bytes, from which on idle threads take parts of a matmul
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
@@ -161,9 +162,10 @@ def pack_tokens(gradient, left, left_scales, x, right, right_scales, starts):
 
 
 @compiled
-def multiply_tokens(like, gradient, x, starts, last, product):
+def multiply_tokens(like, gradient, x, starts, last, product, some):
     """product [O, I] = gradient^T x of bytes and their scales, see `pack_tokens`.
 
+    Only the rows of it from some[0] to some[1] are computed, whole blocks of 32.
     The gradient's bytes are shifted by UNSIGNED and lie as [N / PART, O, PART / 4] words; `starts`
     are the sums of x times -UNSIGNED. `last`: words of a row of the last part that hold tokens.
     `like` is an array of the dtype that `block` takes.
@@ -174,7 +176,7 @@ def multiply_tokens(like, gradient, x, starts, last, product):
     total, sums = zeros(ROWS, COLUMNS, left_scales), zeros(ROWS, COLUMNS, starts)
     begin(like)
     for panel in range(0, rights, PANEL):
-        for row in range(0, lefts, ROWS):
+        for row in range(some[0], some[1], ROWS):
             for column in range(panel, min(panel + PANEL, rights), COLUMNS):
                 total[:] = 0
                 for part in range(parts):
@@ -222,8 +224,13 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     dtype = integer_dtype(PART)
     assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
     last = last_words(tokens, dtype)
-    multiply_tokens(
-        *(np.zeros(1, dtype), (left, left_scales), (right, right_scales)),
-        *(starts, last, rows(product)),
-    )
+    operands = np.zeros(1, dtype), (left, left_scales), (right, right_scales)
+
+    def multiply(start: int, stop: int) -> None:
+        multiply_tokens(*operands, starts, last, rows(product), (start, stop))
+
+    if tokens * product.numel() < SHARED_PRODUCTS:
+        multiply(0, outputs)
+    else:
+        share(multiply, outputs, ROWS)
     return product
