@@ -51,7 +51,7 @@ from bertsmith.model.kernels.numbers import (
 
 PART = 128
 PANEL = 128  # inputs of which a product's operand stays in the second cache
-SHARED_PRODUCTS = 1 << 28  # of bytes, from which on idle threads take parts of a matmul
+SHARED_PRODUCTS = 1 << 26  # of bytes, from which on idle threads take parts of a matmul
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
