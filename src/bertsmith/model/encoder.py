@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
+from bertsmith.model.kernels.short_layer import after_attention
 from bertsmith.model.kernels.unpadded import Unpadded, without_padding
 from bertsmith.model.variants import (
     Attend,
@@ -79,8 +80,11 @@ class Layer(nn.Module):
     ) -> Tensor:
         """[B, S, H] -> [B, Q, H]; keys and values always come from all S positions."""
         x_BQH, qkv = project(self.qkv, x_BSH, positions_BQ)
+        context_BQH = attend(*qkv)
+        if (output_BQH := after_attention(self, x_BQH, context_BQH)) is not None:
+            return output_BQH
         x_BQH = residual_norm(
-            x_BQH, self.attention_output, attend(*qkv), self.dropout, self.attention_norm
+            x_BQH, self.attention_output, context_BQH, self.dropout, self.attention_norm
         )
         return residual_norm(x_BQH, self.output, self.widen(x_BQH), self.dropout, self.output_norm)
 
