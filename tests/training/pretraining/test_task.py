@@ -182,6 +182,45 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
         assert np.array_equal(found, whole.micro_batches[0][name]), name
 
 
+def test_long_rows_are_dealt_so_that_micro_batches_have_like_numbers_of_tokens(store_folder):
+    settings = PretrainSettings(
+        size="2x64", max_length=256, batch_size=16, steps=1, bag_of_words=0.1,
+        objective="mlm+nsp", nsp_sampling="paper", short_seq_prob=0.5, micro_batch_size=4,
+    )  # fmt: skip
+    store = TokenStore.open(store_folder)
+    vocabulary = store.tokenizer.vocabulary
+    stream = open_stream(store.train, vocabulary, settings.examples(256), 1)
+    model = random_model(len(vocabulary), deviation=0.02)
+
+    def micro(device):
+        engine = Engine(torch.device(device), "float32", 1)
+        return Pretraining(model, stream, None, settings, engine).batch(Position())[0].micro_batches
+
+    dealt, kept = micro("cpu"), micro("meta")
+    assert all(len(part["ids"]) == 4 for part in dealt)
+
+    def tokens(parts):
+        return [int(part["lengths"].sum()) for part in parts]
+
+    assert sum(tokens(dealt)) == sum(tokens(kept))
+    assert max(tokens(dealt)) - min(tokens(dealt)) < (max(tokens(kept)) - min(tokens(kept))) / 2
+
+    def rows(parts):
+        """Each row with all that belongs to it."""
+        names = ("ids", "types", "lengths", "positions", "next", "words")
+        return sorted(
+            b"".join(part[name][row].tobytes() for name in names)
+            for part in parts
+            for row in range(4)
+        )
+
+    assert rows(dealt) == rows(kept)
+    for part in dealt:  # the labels are of the slots in the rows' order
+        row, slot = np.divmod(part["masked"], part["positions"].shape[1])
+        places = part["positions"][row, slot]
+        assert np.array_equal(part["words"][row, places], part["labels"])
+
+
 def test_a_local_start_knows_how_often_each_piece_occurs(store_folder, settings):
     tokenizer, counts = Tokenizer.from_pretrained(store_folder), np.arange(100, 0, -1)
     counts = np.resize(counts, len(tokenizer.vocabulary))

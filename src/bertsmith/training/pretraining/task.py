@@ -26,6 +26,7 @@ from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
+from bertsmith.model.kernels.unpadded import LEAST_LENGTH
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
@@ -207,7 +208,8 @@ class Pretraining:
         rows, size, ranks = len(self._share), self.rows_per_forward, self.engine.ranks
         batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
-        if self.engine.device.type == "cpu":  # long rows are computed without their padding
+        if self.engine.device.type == "cpu" and self.phase.length >= LEAST_LENGTH:
+            # padding is left out there: who has longer rows would keep the others waiting
             batch = batch.in_order(even_order(batch.lengths, size))
         micro = [
             micro_arrays(batch, objective, start, start + size, static)
