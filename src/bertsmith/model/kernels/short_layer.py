@@ -2,8 +2,9 @@
 
 In a pass of some hundred tokens Python and autograd take as long as matmuls, and the threads of
 several cores wait for Python's lock. Six functions, three `Int8Linear`, a GELU and two
-`residual_norm`, become one here, of the same kernels: equal up to the rounding of their sums, which
-LLVM may take in another order when it compiles them as one.
+`residual_norm`, become one here, of the same kernels and with the same bits. What sums floats is
+called from Python even so: compiled into another function LLVM would take such a sum in another
+order, and which of both a process runs would hang on which it loaded first.
 
 Letters: N tokens, H hidden size, F intermediate size.
 """
@@ -78,48 +79,72 @@ class _AfterAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, context: Tensor, options: Any, *weights: Tensor) -> Tensor:
         eps, rate, ctx.approximate = options
-        keys = [np.uint32(next_key() if rate else 0) for _ in "ab"]
-        ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate), *keys
+        eps, like = np.float32(eps), _like()
+        ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate)
+        ctx.keys = [np.uint32(next_key() if rate else 0) for _ in "ab"]
         size, wide = x.shape[-1], len(weights[2])
         tokens = x.numel() // size
         working, packings = (
             torch.empty(number, dtype=torch.int32)
             for number in (size * wide // 4, size * (size + 2 * wide) // 4)
         )
-        floats = torch.empty(4 * (size + tokens) + 2 * wide)
+        scales, moments = torch.empty(4 * size + 2 * wide), torch.empty(4, tokens)
         states = torch.empty(tokens * (3 * size + 2 * wide), dtype=torch.bfloat16)
-        result = torch.empty_like(x)
-        kept = packings.numpy(), floats.numpy(), flat(states)
-        one, *others = (rows(weight) for weight in weights[:6:2])
-        biases, norms = tuple(map(flat, weights[1:6:2])), tuple(map(flat, weights[6:]))
-        layer_forward(
-            *(rows(x), rows(context), (one, *others), biases, norms, np.float32(eps)),
-            *(ctx.dropped, curves(ctx.approximate)[0], _like(), working.numpy(), kept),
-            rows(result),
-        )
-        ctx.save_for_backward(context, packings, floats, states, *weights)
+        result, branch = torch.empty_like(x), np.empty((tokens, size), np.uint16)
+        linears = _linears(packings, scales, size, wide)
+        sums, hidden, inner, active, later = _states(states, size, wide)
+        one, two, three = (rows(weight) for weight in weights[:6:2])
+        biases, norms = [flat(bias) for bias in weights[1:6:2]], [flat(w) for w in weights[6:]]
+        (a, b, c, d), by_inputs = moments.numpy(), working.numpy()
+
+        multiply(rows(context), one, by_inputs, linears[0], like, branch)
+        vectors, saved = (biases[0], *norms[:2]), (sums, hidden, a, b)
+        residual_norm_rows(rows(x), branch, *vectors, eps, *ctx.dropped, ctx.keys[0], saved)
+        multiply(hidden, two, by_inputs, linears[1], like, inner)
+        gelu_rows(inner, biases[1], curves(ctx.approximate)[0], active)
+        multiply(active, three, by_inputs, linears[2], like, branch)
+        vectors, saved = (biases[2], *norms[2:]), (later, rows(result), c, d)
+        residual_norm_rows(hidden, branch, *vectors, eps, *ctx.dropped, ctx.keys[1], saved)
+        ctx.save_for_backward(context, packings, scales, moments, states, *weights)
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        context, packings, floats, states, *weights = ctx.saved_tensors
+        context, packings, scales, moments, states, *weights = ctx.saved_tensors
         above, size, wide = gradients[0].contiguous(), context.shape[-1], len(weights[2])
+        tokens, like = context.numel() // size, _like()
+        last = last_words(tokens, like.dtype)
+        sums, hidden, inner, active, later = _states(states, size, wide)
+        linears = _linears(packings, scales, size, wide)
+        a, b, c, d = moments.numpy()
         x_gradient, context_gradient = torch.empty_like(above), torch.empty_like(context)
-        by_weights = [torch.empty_like(weight) for weight in weights[:6:2]]
-        sizes = [len(weight) for weight in (*weights[1:6:2], *weights[6:])]
-        vectors = torch.zeros(sum(sizes)).split(sizes)
-        tokens = context.numel() // size
+        products = [torch.empty_like(weight) for weight in weights[:6:2]]
+        one, two, three = map(rows, products)
+        vectors = torch.zeros(6 * size + wide).split([size, wide, *[size] * 5])
+        of_bias, of_wide_bias, of_last_bias, *of_norms = map(flat, vectors)
         parts = -(-tokens // PART)
         working = torch.empty(parts * (GROUPS + 2) * (size + max(size, wide)), dtype=torch.int32)
-        like = _like()
-        kept = packings.numpy(), floats.numpy(), flat(states)
-        layer_backward(
-            *(rows(above), rows(context), flat(weights[3]), (flat(weights[6]), flat(weights[8]))),
-            *(ctx.dropped, curves(ctx.approximate)[1], like, last_words(tokens, like.dtype)),
-            *(working.numpy(), kept, tuple(map(rows, by_weights)), tuple(map(flat, vectors))),
-            (rows(x_gradient), rows(context_gradient)),
-        )
-        pairs = zip(by_weights, vectors[:3], strict=True)
+        working, below = working.numpy(), (rows(x_gradient), rows(context_gradient))
+        # where nothing is dropped the branch's gradient is the sum's
+        of_sum, other, more = np.empty((3, tokens, size), np.uint16)
+        of_active, of_inner = np.empty((2, tokens, wide), np.uint16)
+
+        branch = other if ctx.dropped[1] else of_sum
+        found = of_sum, branch, *of_norms[2:], of_last_bias
+        options, saved = (flat(weights[8]), *ctx.dropped, ctx.keys[1]), (later, c, d)
+        residual_norm_gradient_rows(rows(above), saved, *options, found)
+        multiply_back(branch, active, working, last, like, linears[2], (three, of_active))
+        curve = curves(ctx.approximate)[1]
+        gelu_gradient_rows(of_active, inner, flat(weights[3]), curve, of_inner, of_wide_bias)
+        multiply_back(of_inner, hidden, working, last, like, linears[1], (two, more))
+        add(of_sum, more)
+        branch = other if ctx.dropped[1] else below[0]
+        found = below[0], branch, *of_norms[:2], of_bias
+        options, saved = (flat(weights[6]), *ctx.dropped, ctx.keys[0]), (sums, a, b)
+        residual_norm_gradient_rows(more, saved, *options, found)
+        multiply_back(branch, rows(context), working, last, like, linears[0], (one, below[1]))
+
+        pairs = zip(products, vectors[:3], strict=True)
         every = [part for pair in pairs for part in pair] + list(vectors[3:])
         every = (part.to(weight.dtype) for part, weight in zip(every, weights, strict=True))
         return x_gradient, context_gradient, None, *every
@@ -132,38 +157,31 @@ def _like() -> np.ndarray:
     return np.zeros(1, dtype)
 
 
-@compiled
-def states_of(memory, tokens, size, wide):
+def _states(memory: Tensor, size: int, wide: int) -> tuple[np.ndarray, ...]:
     """Sums before a LayerNorm, its results, the wide layer's outputs, GELU of them, sums again."""
-    sums = memory[: tokens * size].reshape(tokens, size)
-    hidden = memory[tokens * size : 2 * tokens * size].reshape(tokens, size)
-    later = memory[2 * tokens * size : 3 * tokens * size].reshape(tokens, size)
-    both = memory[3 * tokens * size :].reshape(2, tokens, wide)
-    return sums, hidden, both[0], both[1], later
+    numbers = flat(memory)
+    tokens = len(numbers) // (3 * size + 2 * wide)
+    narrow = numbers[: 3 * tokens * size].reshape(3, tokens, size)
+    inner, active = numbers[3 * tokens * size :].reshape(2, tokens, wide)
+    return narrow[0], narrow[1], inner, active, narrow[2]
+
+
+def _linears(packings: Tensor, scales: Tensor, size: int, wide: int) -> list[tuple[Any, ...]]:
+    """Of each weight [O, I]: its packing by outputs, its scales [O], its sums of outputs [I]."""
+    words, numbers, found = packings.numpy(), scales.numpy(), []
+    for outputs, inputs in ((size, size), (wide, size), (size, wide)):
+        count, both = outputs * inputs // 4, outputs + inputs
+        packing = words[:count].reshape(inputs // COLUMNS, outputs // 4, COLUMNS)
+        found.append((packing, numbers[:outputs], numbers[outputs:both]))
+        words, numbers = words[count:], numbers[both:]
+    return found
 
 
 @compiled
-def packings_of(memory, size, wide):
-    """A layer's three weights, packed by outputs, flat."""
-    first, second = size * size // 4, size * (size + wide) // 4
-    return memory[:first], memory[first:second], memory[second:]
-
-
-@compiled
-def scales_of(floats, size, wide):
-    """(Scales, sums of outputs) of each weight, means and scales of both LayerNorms."""
-    a, b, c = floats[:size], floats[size : 2 * size], floats[2 * size : 2 * size + wide]
-    later = floats[2 * size + wide : 4 * size + 2 * wide]
-    d, e, f = later[:size], later[size : 2 * size], later[2 * size :]
-    return (a, b), (c, d), (e, f), floats[4 * size + 2 * wide :].reshape(4, -1)
-
-
-@compiled
-def multiply(matrix, weight, working, by_outputs, scales, like, outputs):
-    """outputs = matrix times a weight [O, I], which is packed on the way."""
-    (count, inputs), (scale, output_total) = weight.shape, scales
+def multiply(matrix, weight, working, linear, like, outputs):
+    """outputs = matrix times a weight [O, I], which is packed on the way, see `_linears`."""
+    (count, inputs), (by_outputs, scale, output_total) = weight.shape, linear
     by_inputs = working[: count * inputs // 4].reshape(count // COLUMNS, inputs // 4, COLUMNS)
-    by_outputs = by_outputs.reshape(inputs // COLUMNS, count // 4, COLUMNS)
     total = np.empty(count, np.float32)
     pack_weight(weight, scale, total, by_inputs, by_outputs, output_total)
     multiply_rows(matrix, None, as_linear(by_inputs, scale, total), like, outputs)
@@ -172,96 +190,37 @@ def multiply(matrix, weight, working, by_outputs, scales, like, outputs):
 @compiled
 def as_linear(packing, scale, total):
     """A packed weight without bias."""
-    weight, no_bias = packing.reshape(-1).view(np.int8), np.zeros((1, len(scale)), np.float32)
-    one_layer = 1, len(scale)
+    weight, one_layer = packing.reshape(-1).view(np.int8), (1, len(scale))
+    vectors = scale.reshape(one_layer), total.reshape(one_layer)
     return Linear(
-        weight.reshape(1, len(weight)), scale.reshape(one_layer), total.reshape(one_layer), no_bias
+        weight.reshape(1, len(weight)), vectors[0], vectors[1], np.zeros(one_layer, np.float32)
     )
 
 
 @compiled
-def multiply_back(gradient, by_outputs, scales, like, outputs):
-    """outputs = gradient times a packed weight's transpose."""
-    scale, output_total = scales
-    ones = np.ones_like(output_total)
-    multiply_rows(gradient, scale, as_linear(by_outputs, ones, output_total), like, outputs)
-
-
-@compiled
-def weight_gradient(gradient, x, working, last, like, product):
-    """product = gradient^T x, see `int8_weight_gradient`."""
-    outputs, inputs = product.shape
+def multiply_back(gradient, x, working, last, like, linear, outputs):
+    """From the gradient of a product those by its weight and by x: see `_Int8Linear`."""
+    (by_outputs, scale, output_total), (product, below) = linear, outputs
+    count, inputs = product.shape
     parts = (len(gradient) + PART - 1) // PART
-    first, second = parts * outputs * GROUPS, parts * (outputs + inputs) * GROUPS
-    left = working[:first].reshape(parts, outputs, GROUPS)
+    first, second = parts * count * GROUPS, parts * (count + inputs) * GROUPS
+    left = working[:first].reshape(parts, count, GROUPS)
     right = working[first:second].reshape(parts, inputs // COLUMNS, GROUPS, COLUMNS)
     starts = working[second : second + parts * inputs].reshape(parts, inputs)
     floats = working[second + parts * inputs :].view(np.float32)
-    left_scales = floats[: parts * outputs].reshape(parts, outputs)
-    right_scales = floats[parts * outputs : parts * (outputs + inputs)].reshape(parts, inputs)
+    left_scales = floats[: parts * count].reshape(parts, count)
+    right_scales = floats[parts * count : parts * (count + inputs)].reshape(parts, inputs)
     pack_tokens(gradient, left, left_scales, x, right, right_scales, starts)
     both = (left, left_scales), (right, right_scales)
-    multiply_tokens(like, both[0], both[1], starts, last, product, (0, outputs))
+    multiply_tokens(like, both[0], both[1], starts, last, product, (0, count))
+    ones = np.ones_like(output_total)
+    multiply_rows(gradient, scale, as_linear(by_outputs, ones, output_total), like, below)
 
 
 @compiled
-def layer_forward(
-    x, context, weights, biases, norms, eps, dropped, curve, like, working, kept, result
-):
-    """Both sublayers' ends: see `residual_norm` and `linear_gelu` in fused_layers.py."""
-    (tokens, size), wide = x.shape, len(biases[1])
-    packings, scales = packings_of(kept[0], size, wide), scales_of(kept[1], size, wide)
-    sums, hidden, inner, active, later = states_of(kept[2], tokens, size, wide)
-    branch, moments = np.empty((tokens, size), np.uint16), scales[3]
-    factor, limit, first_key, second_key = dropped
-    multiply(context, weights[0], working, packings[0], scales[0], like, branch)
-    saved = sums, hidden, moments[0], moments[1]
-    vectors = biases[0], norms[0], norms[1]
-    residual_norm_rows(
-        x, branch, vectors[0], vectors[1], vectors[2], eps, factor, limit, first_key, saved
-    )
-    multiply(hidden, weights[1], working, packings[1], scales[1], like, inner)
-    gelu_rows(inner, biases[1], curve, active)
-    multiply(active, weights[2], working, packings[2], scales[2], like, branch)
-    saved = later, result, moments[2], moments[3]
-    residual_norm_rows(
-        hidden, branch, biases[2], norms[2], norms[3], eps, factor, limit, second_key, saved
-    )
-
-
-@compiled
-def layer_backward(
-    above, context, bias, norms, dropped, curve, like, last, working, kept, products, vectors, below
-):
-    """Gradients: by the weights `products`, by x and context `below`, others added to `vectors`.
-
-    Those are of the three biases, then of both LayerNorms' weights and shifts. `bias` is that of
-    the wide layer, `norms` are the LayerNorms' weights.
-    """
-    (tokens, size), wide = context.shape, len(bias)
-    packings, scales = packings_of(kept[0], size, wide), scales_of(kept[1], size, wide)
-    sums, hidden, inner, active, later = states_of(kept[2], tokens, size, wide)
-    moments, (factor, limit, first_key, second_key) = scales[3], dropped
-    # where nothing is dropped the branch's gradient is the sum's
-    of_sum, more = np.empty((tokens, size), np.uint16), np.empty((tokens, size), np.uint16)
-    branch = np.empty((tokens, size), np.uint16) if limit else of_sum
-    of_active, of_inner = np.empty((tokens, wide), np.uint16), np.empty((tokens, wide), np.uint16)
-    saved = later, moments[2], moments[3]
-    targets = of_sum, branch, vectors[5], vectors[6], vectors[2]
-    residual_norm_gradient_rows(above, saved, norms[1], factor, limit, second_key, targets)
-    weight_gradient(branch, active, working, last, like, products[2])
-    multiply_back(branch, packings[2], scales[2], like, of_active)
-    gelu_gradient_rows(of_active, inner, bias, curve, of_inner, vectors[1])
-    weight_gradient(of_inner, hidden, working, last, like, products[1])
-    multiply_back(of_inner, packings[1], scales[1], like, more)
-    for row in range(tokens):
-        for column in range(size):
-            total = load(of_sum[row, column]) + load(more[row, column])
-            more[row, column] = store(total, more[row, column])
-
-    branch = of_sum if limit else below[0]
-    saved = sums, moments[0], moments[1]
-    targets = below[0], branch, vectors[3], vectors[4], vectors[0]
-    residual_norm_gradient_rows(more, saved, norms[0], factor, limit, first_key, targets)
-    weight_gradient(branch, context, working, last, like, products[0])
-    multiply_back(branch, packings[0], scales[0], like, below[1])
+def add(more, total):
+    """total += more, matrices of bf16."""
+    for row in range(len(total)):
+        for column in range(total.shape[1]):
+            value = load(more[row, column]) + load(total[row, column])
+            total[row, column] = store(value, total[row, column])
