@@ -1,7 +1,6 @@
 import importlib
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numba
@@ -196,62 +195,3 @@ def test_code_of_an_older_source_is_removed(load, tmp_path):
         caller = load("caller")
         assert (caller.plus(1), caller.plus(0.5)) == (number + 1, number + 0.5)
         assert len(list((tmp_path / "cache").rglob("*plus*.nbc"))) == 2
-
-
-@pytest.fixture
-def helped():
-    """call(function): its result in a thread of a pool of three, the others of which are idle."""
-    with ThreadPoolExecutor(3) as pool:
-        helpers = jit.Helpers(pool)
-
-        def finished():
-            with helpers.working():
-                pass
-
-        def work(function):
-            with helpers.working():
-                return function()
-
-        for future in [pool.submit(finished) for _ in range(2)]:
-            future.result()
-        yield lambda function: pool.submit(work, function).result()
-
-
-@pytest.mark.parametrize(
-    ("count", "parts"),
-    [
-        (100, [(0, 32), (32, 64), (64, 100)]),
-        (96, [(0, 32), (32, 64), (64, 96)]),
-        (64, [(0, 32), (32, 64)]),
-        (32, [(0, 32)]),
-        (5, [(0, 5)]),
-    ],
-)
-def test_idle_threads_take_parts(helped, count, parts):
-    def shared():
-        done = []
-        jit.share(lambda start, stop: done.append((start, stop)), count, 32)
-        return sorted(done)
-
-    assert helped(shared) == parts
-
-
-def test_helpers_are_free_again_after_their_part_and_an_error_of_theirs_is_raised(helped):
-    def shared():
-        def refuse(start, stop):
-            if start == 64:
-                raise ValueError(f"part {start}")
-
-        for _ in range(3):
-            with pytest.raises(ValueError, match="part 64"):
-                jit.share(refuse, 96, 32)
-
-    helped(shared)
-
-
-def test_who_works_is_not_asked_for_help():
-    with ThreadPoolExecutor(2) as pool:
-        helpers, done = jit.Helpers(pool), []
-        with helpers.working():
-            jit.share(lambda start, stop: done.append((start, stop)), 100, 32)
-    assert done == [(0, 100)]

@@ -5,13 +5,21 @@ import functools
 import multiprocessing
 import os
 import platform
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bertsmith.base import processes
-from bertsmith.base.processes import keep_freed_memory, map_in_order, usable_cores
+from bertsmith.base.processes import (
+    Helpers,
+    keep_freed_memory,
+    map_in_order,
+    share,
+    usable_cores,
+)
 
 from ..tiny import python, write
 
@@ -175,3 +183,74 @@ def test_threads_are_told_or_one_a_physical_core(tmp_path, monkeypatch):
     for told, threads in (("3,1", 3), ("9", 4), ("0", 2), ("all", 2)):
         monkeypatch.setenv("OMP_NUM_THREADS", told)
         assert processes.computing_threads(tmp_path) == threads
+
+
+@pytest.fixture
+def helped():
+    """call(function): its result in a thread of a pool of three, the others of which are idle."""
+    with ThreadPoolExecutor(3) as pool:
+        helpers = Helpers(pool)
+
+        def finished():
+            with helpers.working():
+                pass
+
+        def work(function):
+            with helpers.working():
+                return function()
+
+        for future in [pool.submit(finished) for _ in range(2)]:
+            future.result()
+        yield lambda function: pool.submit(work, function).result()
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"),
+    [
+        (100, [(0, 32), (32, 64), (64, 100)]),
+        (96, [(0, 32), (32, 64), (64, 96)]),
+        (64, [(0, 32), (32, 64)]),
+        (32, [(0, 32)]),
+        (5, [(0, 5)]),
+    ],
+)
+def test_idle_threads_take_parts(helped, count, parts):
+    def shared():
+        done = []
+        share(lambda start, stop: done.append((start, stop)), count, 32)
+        return sorted(done)
+
+    assert helped(shared) == parts
+
+
+def test_helpers_are_free_again_after_their_part_and_an_error_of_theirs_is_raised(helped):
+    def shared():
+        def refuse(start, stop):
+            if start == 64:
+                raise ValueError(f"part {start}")
+
+        for _ in range(3):
+            with pytest.raises(ValueError, match="part 64"):
+                share(refuse, 96, 32)
+
+    helped(shared)
+
+
+def test_who_works_is_not_asked_for_help():
+    with ThreadPoolExecutor(2) as pool:
+        helpers, done = Helpers(pool), []
+        with helpers.working():
+            share(lambda start, stop: done.append((start, stop)), 100, 32)
+    assert done == [(0, 100)]
+
+
+def test_a_part_that_no_thread_has_come_to_is_taken_back():
+    free, done = threading.Event(), []
+    with ThreadPoolExecutor(1) as pool:
+        helpers = Helpers(pool)
+        helpers.idle.release()  # for a thread that has found other work by now
+        pool.submit(free.wait)
+        with helpers.working():
+            share(lambda start, stop: done.append((start, stop)), 64, 32)
+        free.set()
+    assert done == [(0, 32), (32, 64)]

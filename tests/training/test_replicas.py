@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.base.processes import share
 from bertsmith.model.encoder import Encoder
 from bertsmith.tasks.features import Features
 from bertsmith.training import replicas as replicas_module
@@ -228,3 +229,23 @@ def test_a_worker_keeps_its_one_thread_when_another_sets_more():
     others_set.set()
     thread.join()
     assert found == [1]
+
+
+def test_a_replica_that_has_no_more_helps_another():
+    other_is_done, parts = threading.Event(), []
+
+    def compute(model, item, number):
+        if item == "short":
+            other_is_done.set()
+            return
+        other_is_done.wait()
+        while len(parts) < 2:  # until the other is idle
+            parts.clear()
+            share(lambda start, stop: parts.append((start, stop)), 64, 32)
+
+    with Replicas(linear(), engine()) as replicas:
+        for items in (["long", "short"], ["short", "long"]):
+            replicas.map(compute, items)
+            assert sorted(parts) == [(0, 32), (32, 64)]
+            other_is_done.clear()
+            parts.clear()

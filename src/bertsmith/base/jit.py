@@ -1,4 +1,4 @@
-"""Functions compiled by Numba, kept on disk for the next process, and threads that share one.
+"""Functions compiled by Numba, kept on disk for the next process.
 
 They are next to the source, in the user's cache folder, or where NUMBA_CACHE_DIR says.
 """
@@ -9,13 +9,10 @@ import glob
 import hashlib
 import re
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,53 +150,3 @@ class _Notice(event.Listener):
 
 
 event.register("numba:compile", _Notice())
-
-
-class Helpers:
-    """Threads of a pool that have nothing left to do, and take parts of what another computes."""
-
-    def __init__(self, pool: Executor) -> None:
-        self.pool, self.idle = pool, threading.Semaphore(0)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Around the work of one of the pool's threads: it is helped, and helps from its end on."""
-        _thread.helpers = self
-        try:
-            yield
-        finally:
-            _thread.helpers = None
-            self.idle.release()
-
-
-class _Thread(threading.local):
-    helpers: Helpers | None = None
-
-
-_thread = _Thread()
-
-
-def share(work: Callable[[int, int], None], count: int, step: int) -> None:
-    """Do work(start, stop) of 0..count in one part, or in as many as threads are idle.
-
-    Parts begin at multiples of `step`.
-
-    >>> share(lambda start, stop: print(start, stop), 100, 32)
-    0 100
-    """
-    helpers, parts = _thread.helpers, 1
-    while helpers and parts * step < count and helpers.idle.acquire(blocking=False):
-        parts += 1
-    if helpers is None or parts == 1:
-        work(0, count)
-        return
-    steps = -(-count // step)
-    borders = [min(count, steps * part // parts * step) for part in range(parts + 1)]
-    first, *others = pairwise(borders)
-    taken = [helpers.pool.submit(work, *part) for part in others]
-    try:
-        work(*first)
-        for part in taken:
-            part.result()
-    finally:
-        helpers.idle.release(len(others))

@@ -1,4 +1,4 @@
-"""Processes: the cores they may use, pools that work in order, memory that is kept.
+"""Processes: the cores they may use, pools that work in order, idle threads, memory that is kept.
 
 A worker of a pool leaves Ctrl-C to its parent, and does not outlive it.
 """
@@ -16,9 +16,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,56 @@ def keep_freed_memory() -> None:
         length = ctypes.c_size_t(start + size - first)
         libc.madvise(ctypes.c_void_p(first), length, mmap.MADV_HUGEPAGE)
         libc.free(ctypes.c_void_p(start))
+
+
+class Helpers:
+    """Threads of a pool that have nothing left to do, and take parts of what another computes."""
+
+    def __init__(self, pool: Executor) -> None:
+        self.pool, self.idle = pool, threading.Semaphore(0)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around the work of one of the pool's threads: it is helped, and helps from its end on."""
+        _thread.helpers = self
+        try:
+            yield
+        finally:
+            _thread.helpers = None
+            self.idle.release()
+
+
+class _Thread(threading.local):
+    helpers: Helpers | None = None
+
+
+_thread = _Thread()
+
+
+def share(work: Callable[[int, int], None], count: int, step: int) -> None:
+    """Do work(start, stop) of 0..count in one part, or in as many as threads are idle.
+
+    Parts begin at multiples of `step`. Returns when all are done. Errors: those of the parts.
+
+    >>> share(lambda start, stop: print(start, stop), 100, 32)
+    0 100
+    """
+    helpers, parts = _thread.helpers, 1
+    while helpers and parts * step < count and helpers.idle.acquire(blocking=False):
+        parts += 1
+    if helpers is None or parts == 1:
+        work(0, count)
+        return
+    steps = -(-count // step)
+    borders = [min(count, steps * part // parts * step) for part in range(parts + 1)]
+    first, *others = pairwise(borders)
+    taken = [(helpers.pool.submit(work, *part), part) for part in others]
+    try:
+        work(*first)
+        for future, part in taken:
+            if future.cancel():  # its thread has not come to it
+                work(*part)
+            else:
+                future.result()
+    finally:
+        helpers.idle.release(len(others))

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
-from bertsmith.base.jit import Helpers
+from bertsmith.base.processes import Helpers
 from bertsmith.tasks.features import token_budget_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.ranks import Computation, DistributedGradients, run_computation
@@ -72,7 +72,10 @@ class Replicas(AbstractContextManager["Replicas"]):
     def map(
         self, compute: Callable[[nn.Module, Item, int], Outcome], items: Sequence[Item]
     ) -> list[Outcome]:
-        """compute(model, item, its number) of each; replica k of W has items k, k + W, ..."""
+        """compute(model, item, its number) of each; replica k of W has items k, k + W, ...
+
+        A replica that has no more takes parts of what others compute: see `share`.
+        """
         workers, helpers = len(self.models), Helpers(self._pool)
         several = len(items) > workers
 

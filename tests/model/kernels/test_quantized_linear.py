@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numba import njit
 from torch import nn
 
-from bertsmith.base.jit import Helpers
+from bertsmith.base.processes import Helpers
 from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.kernels import quantized_linear
@@ -101,16 +101,22 @@ def test_other_rows_change_no_bit():
         assert torch.equal(found, expected[:, 30:45])
 
 
+def count_calls(function, name, calls):
+    def counted(*given):
+        calls.append(name)
+        return function(*given)
+
+    return counted
+
+
 @multiplies
 def test_threads_that_help_change_no_bit(monkeypatch):
     _, ours, x, above = layers()
     alone, calls = through(ours, x, above), []
-    multiply = quantized_linear.multiply_rows
-    monkeypatch.setattr(
-        quantized_linear, "multiply_rows", lambda *all: (calls.append(all), multiply(*all))
-    )
-    monkeypatch.setattr(quantized_linear, "SHARED_PRODUCTS", 0)
-    monkeypatch.setattr(weight_gradient, "SHARED_PRODUCTS", 0)
+    for module, name in ((quantized_linear, "multiply_rows"), (weight_gradient, "multiply_tokens")):
+        counted = count_calls(getattr(module, name), name, calls)
+        monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(weight_gradient, "LEAST_SHARE", 1)
     with ThreadPoolExecutor(2) as pool:
         helpers = Helpers(pool)
 
@@ -120,7 +126,7 @@ def test_threads_that_help_change_no_bit(monkeypatch):
 
         pool.submit(helped, lambda: None).result()
         found = pool.submit(helped, lambda: through(ours, x, above)).result()
-    assert len(calls) == 4  # two halves of each product
+    assert sorted(calls) == ["multiply_rows"] * 4 + ["multiply_tokens"] * 2  # halves of three
     for one, other in zip(found, alone, strict=True):
         assert torch.equal(one, other)
 

@@ -1,5 +1,7 @@
 """A layer's end as one function is that of its own functions, to the bit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -24,10 +26,10 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([layer])
 
 
-def made(rate=0.1, kind=Layer, activation="gelu"):
+def made(rate=0.1, kind=Layer, activation="gelu", wide=512):
     torch.manual_seed(1)
     config = config_for("tiny", 30, dropout=rate, activation=activation)
-    layer = kind(config)
+    layer = kind(replace(config, intermediate_size=wide))
     for parameter in layer.parameters():
         nn.init.normal_(parameter, float(parameter.dim() == 1), 0.1)
     use_int8(Model(layer))
@@ -52,11 +54,46 @@ def through(layer, x, above):
 @pytest.mark.parametrize("tokens", [1, 5, 128, 301])
 def test_it_is_the_layers_own_functions(tokens, activation, rate, monkeypatch):
     layer, given = made(rate, activation=activation), states(tokens)
-    found = through(layer, *given)
+    assert is_used(layer, tokens)
+    assert_own_functions(monkeypatch, layer, *given)
+
+
+def assert_own_functions(monkeypatch, layer, x, above, positions=None):
+    def both_ways():
+        if positions is not None:
+            return run(lambda layer, x: layer(x, Attend(2, 0.0), positions), [x], above, layer)
+        return through(layer, x, above)
+
+    found = both_ways()
     monkeypatch.setattr(short_layer, "SHORT", 0)
-    expected = through(layer, *given)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype and torch.equal(one, other)
+    for one, other in zip(found, both_ways(), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or one.dtype == other.dtype and torch.equal(one, other)
+
+
+@multiplies
+@pytest.mark.parametrize("wide", [64, 128, 192])
+def test_the_wide_layer_may_have_any_width(wide, monkeypatch):
+    assert_own_functions(monkeypatch, made(wide=wide), *states(37))
+
+
+@multiplies
+def test_gathered_positions_frozen_weights_evaluation_and_float32(monkeypatch):
+    x, above = states(37)
+    with monkeypatch.context() as patch:
+        assert_own_functions(patch, made(), x, above[:, :2], torch.tensor([[0, 36]]))
+    layer = made()
+    layer.intermediate.requires_grad_(False)
+    layer.attention_norm.requires_grad_(False)
+    with monkeypatch.context() as patch:
+        assert_own_functions(patch, layer, x, above)
+    with monkeypatch.context() as patch:
+        assert_own_functions(patch, made().eval(), x, above)
+    with monkeypatch.context() as patch:
+        assert_own_functions(patch, made(), x.float(), above)
+    layer = made()
+    layer.output_norm.eps = 1e-3
+    assert_own_functions(monkeypatch, layer, x, above)
 
 
 @multiplies

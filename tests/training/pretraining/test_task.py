@@ -192,11 +192,16 @@ def test_long_rows_are_dealt_so_that_micro_batches_have_like_numbers_of_tokens(s
     stream = open_stream(store.train, vocabulary, settings.examples(256), 1)
     model = random_model(len(vocabulary), deviation=0.02)
 
-    def micro(device):
-        engine = Engine(torch.device(device), "float32", 1)
-        return Pretraining(model, stream, None, settings, engine).batch(Position())[0].micro_batches
+    def micro(device, rows=4):
+        engine, own = (
+            Engine(torch.device(device), "float32", 1),
+            replace(settings, micro_batch_size=rows),
+        )
+        return Pretraining(model, stream, None, own, engine).batch(Position())[0].micro_batches
 
     dealt, kept = micro("cpu"), micro("meta")
+    single = [int(part["lengths"][0]) for part in micro("cpu", 1)]  # as a replay looks at them
+    assert single == np.concatenate([part["lengths"] for part in kept]).tolist()
     assert all(len(part["ids"]) == 4 for part in dealt)
 
     def tokens(parts):

@@ -70,7 +70,7 @@ class PretrainingBatch:
         return PretrainingBatch(*(array[start:stop] for array in vars(self).values()))
 
     def in_order(self, order: np.ndarray) -> PretrainingBatch:
-        """A copy with the rows in that order."""
+        """A copy with the rows in that order, int64 [B]."""
         return PretrainingBatch(*(array[order] for array in vars(self).values()))
 
     def words(self, unused: int) -> np.ndarray:

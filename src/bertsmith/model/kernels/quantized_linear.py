@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertsmith.base.jit import compiled, share
+from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.elementwise import has_kernels, rows
 from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
@@ -32,13 +32,12 @@ from bertsmith.model.kernels.llvm.blocks import (
     begin,
     cpu_features,
     end,
-    integer_dtype,
     transpose_words,
     zeros,
 )
 from bertsmith.model.kernels.llvm.unpadded_encoder import Linear, product
 from bertsmith.model.kernels.llvm.vector_rows import PLAIN, quantize_row
-from bertsmith.model.kernels.llvm.weight_gradient import SHARED_PRODUCTS, int8_weight_gradient
+from bertsmith.model.kernels.llvm.weight_gradient import int8_weight_gradient, like_rows, share_rows
 from bertsmith.model.kernels.numbers import (
     LARGEST_BYTE,
     MAGNITUDE,
@@ -187,18 +186,13 @@ def int8_product(
     outputs = torch.empty((len(matrix), len(scale)), dtype=torch.bfloat16)
     weight, no_bias = packing.numpy().view(np.int8).reshape(1, -1), np.zeros_like(scale)
     linear = Linear(weight, *(vector[None] for vector in (scale, total, no_bias)))
-    dtype = integer_dtype(matrix.shape[1])
-    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
-    source, target = rows(matrix), rows(outputs)
+    like, source, target = like_rows(matrix.shape[1]), rows(matrix), rows(outputs)
 
     def multiply(start: int, stop: int) -> None:
         part = slice(start, stop)
-        multiply_rows(source[part], factors, linear, np.zeros(1, dtype), target[part])
+        multiply_rows(source[part], factors, linear, like, target[part])
 
-    if outputs.numel() * matrix.shape[1] < SHARED_PRODUCTS:
-        multiply(0, len(source))
-    else:
-        share(multiply, len(source), ROWS)
+    share_rows(multiply, len(source), outputs.shape[1] * matrix.shape[1])
     return outputs
 
 

@@ -2,9 +2,10 @@
 
 In a pass of some hundred tokens Python and autograd take as long as matmuls, and the threads of
 several cores wait for Python's lock. Six functions, three `Int8Linear`, a GELU and two
-`residual_norm`, become one here, of the same kernels and with the same bits. What sums floats is
-called from Python even so: compiled into another function LLVM would take such a sum in another
-order, and which of both a process runs would hang on which it loaded first.
+`residual_norm`, become one here, of the same kernels and with the same bits. Kernels that sum
+floats are still called from Python: inlined into another function LLVM would sum in another order,
+and which version a process runs would depend on which it loaded first. No core helps here: where
+matmuls are long enough to share all of them (`SHORT`), the layer's own functions do it.
 
 Letters: N tokens, H hidden size, F intermediate size.
 """
@@ -33,26 +34,27 @@ from bertsmith.model.kernels.fused_layers import (
     residual_norm_gradient_rows,
     residual_norm_rows,
 )
-from bertsmith.model.kernels.llvm.blocks import COLUMNS, integer_dtype
+from bertsmith.model.kernels.llvm.blocks import COLUMNS
 from bertsmith.model.kernels.llvm.unpadded_encoder import Linear
 from bertsmith.model.kernels.llvm.weight_gradient import (
+    GROUPS,
     PART,
     last_words,
+    like_rows,
     multiply_tokens,
     pack_tokens,
 )
 from bertsmith.model.kernels.numbers import curves, load, store
 from bertsmith.model.kernels.quantized_linear import Int8Linear, multiply_rows, pack_weight
 
-SHORT = 1 << 29  # products of bytes in a layer's widest matmul, up to which this is used
-GROUPS = PART // 4
+SHORT = 1 << 29  # products of two bytes in a layer's widest matmul, up to which this is used
 
 
 def after_attention(layer: Any, x: Tensor, context: Tensor) -> Tensor | None:
     """The output of a layer, [..., H] as x, from the context of its attention, or None.
 
-    None where the layer's own functions must do it: for many tokens, without gradients, without
-    int8 or bf16 copies of the weights, with hooks, and for GeGLU.
+    None where the layer's own functions must do it: for many tokens, without gradients, with hooks,
+    for GeGLU, and unless all three linear layers are int8 with weights in bf16.
     """
     if not (torch.is_grad_enabled() and has_kernels(x) and hasattr(layer, "intermediate")):
         return None
@@ -65,12 +67,12 @@ def after_attention(layer: Any, x: Tensor, context: Tensor) -> Tensor | None:
     if not (are_int8 and is_short):
         return None
     dropout: Dropout = layer.dropout
-    if not replaceable(*linears, dropout, *norms):
+    if not all(replaceable(linear, dropout, *norms) for linear in linears):
         return None
     weights = [part for linear in linears for part in (linear.weight, linear.bias)]
     weights += [part for norm in norms for part in (norm.weight, norm.bias)]
     rate = dropout.rate if dropout.training else 0.0
-    options = norms[0].eps, rate, layer.approximate
+    options = [norm.eps for norm in norms], rate, layer.approximate
     x, context = (part.to(torch.bfloat16).contiguous() for part in (x, context))
     return _AfterAttention.apply(x, context, options, *weights)
 
@@ -79,14 +81,14 @@ class _AfterAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, context: Tensor, options: Any, *weights: Tensor) -> Tensor:
         eps, rate, ctx.approximate = options
-        eps, like = np.float32(eps), _like()
+        eps, like = np.array(eps, np.float32), like_rows(PART)
         ctx.dropped = np.float32(1 / (1 - rate)), threshold(rate)
         ctx.keys = [np.uint32(next_key() if rate else 0) for _ in "ab"]
         size, wide = x.shape[-1], len(weights[2])
         tokens = x.numel() // size
         working, packings = (
             torch.empty(number, dtype=torch.int32)
-            for number in (size * wide // 4, size * (size + 2 * wide) // 4)
+            for number in (size * max(size, wide) // 4, size * (size + 2 * wide) // 4)
         )
         scales, moments = torch.empty(4 * size + 2 * wide), torch.empty(4, tokens)
         states = torch.empty(tokens * (3 * size + 2 * wide), dtype=torch.bfloat16)
@@ -99,27 +101,30 @@ class _AfterAttention(torch.autograd.Function):
 
         multiply(rows(context), one, by_inputs, linears[0], like, branch)
         vectors, saved = (biases[0], *norms[:2]), (sums, hidden, a, b)
-        residual_norm_rows(rows(x), branch, *vectors, eps, *ctx.dropped, ctx.keys[0], saved)
+        residual_norm_rows(rows(x), branch, *vectors, eps[0], *ctx.dropped, ctx.keys[0], saved)
         multiply(hidden, two, by_inputs, linears[1], like, inner)
         gelu_rows(inner, biases[1], curves(ctx.approximate)[0], active)
         multiply(active, three, by_inputs, linears[2], like, branch)
         vectors, saved = (biases[2], *norms[2:]), (later, rows(result), c, d)
-        residual_norm_rows(hidden, branch, *vectors, eps, *ctx.dropped, ctx.keys[1], saved)
-        ctx.save_for_backward(context, packings, scales, moments, states, *weights)
+        residual_norm_rows(hidden, branch, *vectors, eps[1], *ctx.dropped, ctx.keys[1], saved)
+        ctx.dtypes = [weight.dtype for weight in weights]
+        kept = packings, scales, moments, states
+        ctx.save_for_backward(context, *kept, weights[3], weights[6], weights[8])
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        context, packings, scales, moments, states, *weights = ctx.saved_tensors
-        above, size, wide = gradients[0].contiguous(), context.shape[-1], len(weights[2])
-        tokens, like = context.numel() // size, _like()
+        context, packings, scales, moments, states, wide_bias, *norms = ctx.saved_tensors
+        above, size, wide = gradients[0].contiguous(), context.shape[-1], len(wide_bias)
+        tokens, like = context.numel() // size, like_rows(PART)
         last = last_words(tokens, like.dtype)
         sums, hidden, inner, active, later = _states(states, size, wide)
         linears = _linears(packings, scales, size, wide)
         a, b, c, d = moments.numpy()
         x_gradient, context_gradient = torch.empty_like(above), torch.empty_like(context)
-        products = [torch.empty_like(weight) for weight in weights[:6:2]]
-        one, two, three = map(rows, products)
+        shapes = (size, size), (wide, size), (size, wide)
+        by_weights = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        one, two, three = map(rows, by_weights)
         vectors = torch.zeros(6 * size + wide).split([size, wide, *[size] * 5])
         of_bias, of_wide_bias, of_last_bias, *of_norms = map(flat, vectors)
         parts = -(-tokens // PART)
@@ -131,34 +136,28 @@ class _AfterAttention(torch.autograd.Function):
 
         branch = other if ctx.dropped[1] else of_sum
         found = of_sum, branch, *of_norms[2:], of_last_bias
-        options, saved = (flat(weights[8]), *ctx.dropped, ctx.keys[1]), (later, c, d)
+        options, saved = (flat(norms[1]), *ctx.dropped, ctx.keys[1]), (later, c, d)
         residual_norm_gradient_rows(rows(above), saved, *options, found)
         multiply_back(branch, active, working, last, like, linears[2], (three, of_active))
         curve = curves(ctx.approximate)[1]
-        gelu_gradient_rows(of_active, inner, flat(weights[3]), curve, of_inner, of_wide_bias)
+        gelu_gradient_rows(of_active, inner, flat(wide_bias), curve, of_inner, of_wide_bias)
         multiply_back(of_inner, hidden, working, last, like, linears[1], (two, more))
         add(of_sum, more)
         branch = other if ctx.dropped[1] else below[0]
         found = below[0], branch, *of_norms[:2], of_bias
-        options, saved = (flat(weights[6]), *ctx.dropped, ctx.keys[0]), (sums, a, b)
+        options, saved = (flat(norms[0]), *ctx.dropped, ctx.keys[0]), (sums, a, b)
         residual_norm_gradient_rows(more, saved, *options, found)
         multiply_back(branch, rows(context), working, last, like, linears[0], (one, below[1]))
 
-        pairs = zip(products, vectors[:3], strict=True)
+        pairs = zip(by_weights, vectors[:3], strict=True)
         every = [part for pair in pairs for part in pair] + list(vectors[3:])
-        every = (part.to(weight.dtype) for part, weight in zip(every, weights, strict=True))
+        every = (part.to(dtype) for part, dtype in zip(every, ctx.dtypes, strict=True))
         return x_gradient, context_gradient, None, *every
 
 
-def _like() -> np.ndarray:
-    """An array of the dtype of quantized rows."""
-    dtype = integer_dtype(PART)
-    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
-    return np.zeros(1, dtype)
-
-
 def _states(memory: Tensor, size: int, wide: int) -> tuple[np.ndarray, ...]:
-    """Sums before a LayerNorm, its results, the wide layer's outputs, GELU of them, sums again."""
+    """Sums before a LayerNorm and its results [N, H], the wide layer's outputs and GELU of them
+    [N, F], sums before the last LayerNorm [N, H]; bf16, flat."""
     numbers = flat(memory)
     tokens = len(numbers) // (3 * size + 2 * wide)
     narrow = numbers[: 3 * tokens * size].reshape(3, tokens, size)
@@ -167,7 +166,7 @@ def _states(memory: Tensor, size: int, wide: int) -> tuple[np.ndarray, ...]:
 
 
 def _linears(packings: Tensor, scales: Tensor, size: int, wide: int) -> list[tuple[Any, ...]]:
-    """Of each weight [O, I]: its packing by outputs, its scales [O], its sums of outputs [I]."""
+    """Each weight's [O, I] packing by outputs, scales [O], and sums of outputs [I]."""
     words, numbers, found = packings.numpy(), scales.numpy(), []
     for outputs, inputs in ((size, size), (wide, size), (size, wide)):
         count, both = outputs * inputs // 4, outputs + inputs
@@ -179,7 +178,10 @@ def _linears(packings: Tensor, scales: Tensor, size: int, wide: int) -> list[tup
 
 @compiled
 def multiply(matrix, weight, working, linear, like, outputs):
-    """outputs = matrix times a weight [O, I], which is packed on the way, see `_linears`."""
+    """outputs [N, O] = matrix [N, I] times a weight [O, I], all bf16, packed on the way.
+
+    `working` is int32 with room for O I / 4, `linear` one of `_linears`, which are filled in.
+    """
     (count, inputs), (by_outputs, scale, output_total) = weight.shape, linear
     by_inputs = working[: count * inputs // 4].reshape(count // COLUMNS, inputs // 4, COLUMNS)
     total = np.empty(count, np.float32)
@@ -199,7 +201,10 @@ def as_linear(packing, scale, total):
 
 @compiled
 def multiply_back(gradient, x, working, last, like, linear, outputs):
-    """From the gradient of a product those by its weight and by x: see `_Int8Linear`."""
+    """From a product's gradient [N, O] those by its weight [O, I] and by x [N, I], all bf16.
+
+    `working` is int32 with room for N / 128, rounded up, times 34 (O + I); see `_Int8Linear`.
+    """
     (by_outputs, scale, output_total), (product, below) = linear, outputs
     count, inputs = product.shape
     parts = (len(gradient) + PART - 1) // PART
@@ -218,9 +223,9 @@ def multiply_back(gradient, x, working, last, like, linear, outputs):
 
 
 @compiled
-def add(more, total):
-    """total += more, matrices of bf16."""
-    for row in range(len(total)):
-        for column in range(total.shape[1]):
-            value = load(more[row, column]) + load(total[row, column])
-            total[row, column] = store(value, total[row, column])
+def add(source, target):
+    """target += source, matrices of bf16."""
+    for row in range(len(target)):
+        for column in range(target.shape[1]):
+            value = load(source[row, column]) + load(target[row, column])
+            target[row, column] = store(value, target[row, column])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bertsmith.training.engine import Engine
 
 
 def even_order(lengths: np.ndarray, size: int) -> np.ndarray:
-    """An order of rows of which every `size` in turn have about as many tokens.
+    """The order int64 [B] of rows of which every `size` in turn have about as many tokens.
 
     The longest row that is left goes where fewest tokens are. Rows of one length stay.
 
@@ -27,14 +28,16 @@ def even_order(lengths: np.ndarray, size: int) -> np.ndarray:
     array([0, 1, 2])
     """
     count = -(-len(lengths) // size)
-    if count == 1 or (lengths == lengths[0]).all():
+    if (lengths == lengths[0]).all():
         return np.arange(len(lengths))
-    room = np.full(count, size)
-    room[-1] -= count * size - len(lengths)
+    room = [size] * (count - 1) + [len(lengths) - size * (count - 1)]
     batches: list[list[int]] = [[] for _ in range(count)]
-    for row in np.argsort(-lengths, kind="stable"):
-        open_ones = [batch for batch, most in zip(batches, room, strict=True) if len(batch) < most]
-        min(open_ones, key=lambda batch: lengths[batch].sum()).append(int(row))
+    tokens = [(0, number) for number in range(count)]  # a heap of batches that have room
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        sum_so_far, number = heappop(tokens)
+        batches[number].append(row)
+        if len(batches[number]) < room[number]:
+            heappush(tokens, (sum_so_far + int(lengths[row]), number))
     return np.concatenate([np.sort(batch) for batch in batches])
 
 

@@ -202,14 +202,17 @@ class Pretraining:
         self.phase = phase or settings.phases()[0]
         self._share = engine.ranks.share(self.phase.batch)
         self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
+        # where padding may be left out a core with longer rows would keep the others waiting
+        may_leave_out = engine.device.type == "cpu" and self.phase.length >= LEAST_LENGTH
+        has_padding = settings.objective not in NEXT_TOKEN
+        self._deals_rows = may_leave_out and has_padding and self.rows_per_forward > 1
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         """This rank's rows of the batch, with their own counts and tokens."""
         rows, size, ranks = len(self._share), self.rows_per_forward, self.engine.ranks
         batch, _ = self.stream.batch(self.stream.advance(position, self._share.start), rows)
         objective, static = self.settings.objective, self.engine.static_shapes
-        if self.engine.device.type == "cpu" and self.phase.length >= LEAST_LENGTH:
-            # padding is left out there: who has longer rows would keep the others waiting
+        if self._deals_rows:
             batch = batch.in_order(even_order(batch.lengths, size))
         micro = [
             micro_arrays(batch, objective, start, start + size, static)

@@ -10,6 +10,7 @@ Letters: N tokens, O outputs, I inputs of the layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 from numba import types
 from torch import Tensor
 
-from bertsmith.base.jit import compiled, share
+from bertsmith.base.jit import compiled
+from bertsmith.base.processes import share
 from bertsmith.model.kernels.elementwise import rows
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
@@ -51,7 +53,8 @@ from bertsmith.model.kernels.numbers import (
 
 PART = 128
 PANEL = 128  # inputs of which a product's operand stays in the second cache
-SHARED_PRODUCTS = 1 << 26  # of bytes, from which on idle threads take parts of a matmul
+GROUPS = PART // 4  # words of a column's tokens of a part
+LEAST_SHARE = 1 << 25  # products of two bytes: a smaller part of a matmul no idle thread takes
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
@@ -162,10 +165,10 @@ def pack_tokens(gradient, left, left_scales, x, right, right_scales, starts):
 
 
 @compiled
-def multiply_tokens(like, gradient, x, starts, last, product, some):
+def multiply_tokens(like, gradient, x, starts, last, product, part_rows):
     """product [O, I] = gradient^T x of bytes and their scales, see `pack_tokens`.
 
-    Only the rows of it from some[0] to some[1] are computed, whole blocks of 32.
+    Only rows of it from part_rows[0] to part_rows[1] are computed, whole blocks of 32.
     The gradient's bytes are shifted by UNSIGNED and lie as [N / PART, O, PART / 4] words; `starts`
     are the sums of x times -UNSIGNED. `last`: words of a row of the last part that hold tokens.
     `like` is an array of the dtype that `block` takes.
@@ -176,7 +179,7 @@ def multiply_tokens(like, gradient, x, starts, last, product, some):
     total, sums = zeros(ROWS, COLUMNS, left_scales), zeros(ROWS, COLUMNS, starts)
     begin(like)
     for panel in range(0, rights, PANEL):
-        for row in range(some[0], some[1], ROWS):
+        for row in range(part_rows[0], part_rows[1], ROWS):
             for column in range(panel, min(panel + PANEL, rights), COLUMNS):
                 total[:] = 0
                 for part in range(parts):
@@ -194,6 +197,23 @@ def multiply_tokens(like, gradient, x, starts, last, product, some):
                 target = address(product, row * rights + column)
                 round_block(address(total, 0), ROWS, product, target, 2 * rights)
     end(like)
+
+
+def like_rows(inputs: int) -> np.ndarray:
+    """An array of the dtype of quantized rows of so many inputs, int8 or uint8."""
+    dtype = integer_dtype(inputs)
+    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
+    return np.zeros(1, dtype)
+
+
+def share_rows(work: Callable[[int, int], None], rows: int, products: int) -> None:
+    """Do work(start, stop) of a matmul's rows, `products` each, of which idle threads take parts.
+
+    >>> share_rows(lambda start, stop: print(start, stop), 100, 1)
+    0 100
+    """
+    parts = max(1, rows * products // LEAST_SHARE)
+    share(work, rows, -(-rows // parts // ROWS) * ROWS)
 
 
 def last_words(tokens: int, dtype: np.dtype) -> int:
@@ -221,16 +241,12 @@ def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     starts = np.empty((parts, inputs), np.int32)
     pack_tokens(rows(gradient_NO), left, left_scales, rows(x_NI), right, right_scales, starts)
     product = torch.empty((outputs, inputs), dtype=torch.bfloat16)
-    dtype = integer_dtype(PART)
-    assert dtype in (np.int8, np.uint8), dtype  # not AVX2's
-    last = last_words(tokens, dtype)
-    operands = np.zeros(1, dtype), (left, left_scales), (right, right_scales)
+    like = like_rows(PART)
+    last = last_words(tokens, like.dtype)
+    operands = like, (left, left_scales), (right, right_scales)
 
     def multiply(start: int, stop: int) -> None:
         multiply_tokens(*operands, starts, last, rows(product), (start, stop))
 
-    if tokens * product.numel() < SHARED_PRODUCTS:
-        multiply(0, outputs)
-    else:
-        share(multiply, outputs, ROWS)
+    share_rows(multiply, outputs, tokens * inputs)
     return product
