@@ -45,7 +45,6 @@ from bertsmith.model.kernels.numbers import (
     bits_to_float,
     float_to_bits,
     load,
-    vectorized,
     whole,
 )
 
@@ -90,7 +89,7 @@ def has_int8(device: torch.device) -> bool:
     return device.type == "cpu" and {"avx512vnni", "avx512bf16"} <= cpu_features()
 
 
-@vectorized
+@compiled
 def pack_weight(weight, scale, total, by_inputs, by_outputs, output_total):
     """int8 of a weight [O, I], packed for products over its inputs and over its outputs.
 

@@ -4,9 +4,9 @@ In a pass of some hundred tokens Python and autograd take as long as matmuls, an
 several cores wait for Python's lock. Six functions, three `Int8Linear`, a GELU and two
 `residual_norm`, become one here, of the same kernels and with the same bits. Those that may take
 liberties with floats (`vectorized`) are still called from Python: inlined into another function
-LLVM would take others, and which version a process runs would depend on which it loaded first. No
-core helps here: where
-matmuls are long enough to share all of them (`SHORT`), the layer's own functions do it.
+LLVM would take others, and which version a process runs would depend on which it loaded first.
+No core helps here: where matmuls are long enough to share all of them (`SHORT`), the layer's own
+functions do it.
 
 Letters: N tokens, H hidden size, F intermediate size.
 """
@@ -100,12 +100,12 @@ class _AfterAttention(torch.autograd.Function):
         biases, norms = [flat(bias) for bias in weights[1:6:2]], [flat(w) for w in weights[6:]]
         (a, b, c, d), by_inputs = moments.numpy(), working.numpy()
 
-        _multiply(rows(context), one, by_inputs, linears[0], like, branch)
+        multiply(rows(context), one, by_inputs, linears[0], like, branch)
         vectors, saved = (biases[0], *norms[:2]), (sums, hidden, a, b)
         residual_norm_rows(rows(x), branch, *vectors, eps[0], *ctx.dropped, ctx.keys[0], saved)
-        _multiply(hidden, two, by_inputs, linears[1], like, inner)
+        multiply(hidden, two, by_inputs, linears[1], like, inner)
         gelu_rows(inner, biases[1], curves(ctx.approximate)[0], active)
-        _multiply(active, three, by_inputs, linears[2], like, branch)
+        multiply(active, three, by_inputs, linears[2], like, branch)
         vectors, saved = (biases[2], *norms[2:]), (later, rows(result), c, d)
         residual_norm_rows(hidden, branch, *vectors, eps[1], *ctx.dropped, ctx.keys[1], saved)
         ctx.dtypes = [weight.dtype for weight in weights]
@@ -118,6 +118,7 @@ class _AfterAttention(torch.autograd.Function):
         context, packings, scales, moments, states, wide_bias, *norms = ctx.saved_tensors
         above, size, wide = gradients[0].contiguous(), context.shape[-1], len(wide_bias)
         tokens, like = context.numel() // size, like_rows(PART)
+        last = last_words(tokens, like.dtype)
         sums, hidden, inner, active, later = _states(states, size, wide)
         linears = _linears(packings, scales, size, wide)
         a, b, c, d = moments.numpy()
@@ -138,16 +139,16 @@ class _AfterAttention(torch.autograd.Function):
         found = of_sum, branch, *of_norms[2:], of_last_bias
         options, saved = (flat(norms[1]), *ctx.dropped, ctx.keys[1]), (later, c, d)
         residual_norm_gradient_rows(rows(above), saved, *options, found)
-        _multiply_back(branch, active, working, like, linears[2], (three, of_active))
+        multiply_back(branch, active, working, last, like, linears[2], (three, of_active))
         curve = curves(ctx.approximate)[1]
         gelu_gradient_rows(of_active, inner, flat(wide_bias), curve, of_inner, of_wide_bias)
-        _multiply_back(of_inner, hidden, working, like, linears[1], (two, more))
+        multiply_back(of_inner, hidden, working, last, like, linears[1], (two, more))
         add(of_sum, more)
         branch = other if ctx.dropped[1] else below[0]
         found = below[0], branch, *of_norms[:2], of_bias
         options, saved = (flat(norms[0]), *ctx.dropped, ctx.keys[0]), (sums, a, b)
         residual_norm_gradient_rows(more, saved, *options, found)
-        _multiply_back(branch, rows(context), working, like, linears[0], (one, below[1]))
+        multiply_back(branch, rows(context), working, last, like, linears[0], (one, below[1]))
 
         pairs = zip(by_weights, vectors[:3], strict=True)
         every = [part for pair in pairs for part in pair] + list(vectors[3:])
@@ -176,14 +177,8 @@ def _linears(packings: Tensor, scales: Tensor, size: int, wide: int) -> list[tup
     return found
 
 
-def _multiply(
-    matrix: np.ndarray,
-    weight: np.ndarray,
-    working: np.ndarray,
-    linear: tuple[Any, ...],
-    like: np.ndarray,
-    outputs: np.ndarray,
-) -> None:
+@compiled
+def multiply(matrix, weight, working, linear, like, outputs):
     """outputs [N, O] = matrix [N, I] times a weight [O, I], all bf16, packed on the way.
 
     `working` is int32 with room for O I / 4, `linear` one of `_linears`, which are filled in.
@@ -192,48 +187,40 @@ def _multiply(
     by_inputs = working[: count * inputs // 4].reshape(count // COLUMNS, inputs // 4, COLUMNS)
     total = np.empty(count, np.float32)
     pack_weight(weight, scale, total, by_inputs, by_outputs, output_total)
-    multiply_packed(matrix, None, (by_inputs, scale, total), like, outputs)
+    multiply_rows(matrix, None, as_linear(by_inputs, scale, total), like, outputs)
 
 
-def _multiply_back(
-    gradient: np.ndarray,
-    x: np.ndarray,
-    working: np.ndarray,
-    like: np.ndarray,
-    linear: tuple[Any, ...],
-    outputs: tuple[np.ndarray, np.ndarray],
-) -> None:
+@compiled
+def as_linear(packing, scale, total):
+    """A packed weight without bias."""
+    weight, one_layer = packing.reshape(-1).view(np.int8), (1, len(scale))
+    vectors = scale.reshape(one_layer), total.reshape(one_layer)
+    return Linear(
+        weight.reshape(1, len(weight)), vectors[0], vectors[1], np.zeros(one_layer, np.float32)
+    )
+
+
+@compiled
+def multiply_back(gradient, x, working, last, like, linear, outputs):
     """From a product's gradient [N, O] those by its weight [O, I] and by x [N, I], all bf16.
 
     `working` is int32 with room for N / 128, rounded up, times 34 (O + I); see `_Int8Linear`.
     """
     (by_outputs, scale, output_total), (product, below) = linear, outputs
-    (count, inputs), tokens = product.shape, len(gradient)
-    parts = -(-tokens // PART)
-    sizes = [parts * size for size in (count * GROUPS, inputs * GROUPS, inputs, count, inputs)]
-    left, right, starts, left_scales, right_scales = np.split(
-        working[: sum(sizes)], np.cumsum(sizes)[:-1]
-    )
-    left, right = left.reshape(parts, count, GROUPS), right.reshape(parts, -1, GROUPS, COLUMNS)
-    starts = starts.reshape(parts, inputs)
-    left_scales = left_scales.view(np.float32).reshape(parts, count)
-    right_scales = right_scales.view(np.float32).reshape(parts, inputs)
+    count, inputs = product.shape
+    parts = (len(gradient) + PART - 1) // PART
+    first, second = parts * count * GROUPS, parts * (count + inputs) * GROUPS
+    left = working[:first].reshape(parts, count, GROUPS)
+    right = working[first:second].reshape(parts, inputs // COLUMNS, GROUPS, COLUMNS)
+    starts = working[second : second + parts * inputs].reshape(parts, inputs)
+    floats = working[second + parts * inputs :].view(np.float32)
+    left_scales = floats[: parts * count].reshape(parts, count)
+    right_scales = floats[parts * count : parts * (count + inputs)].reshape(parts, inputs)
     pack_tokens(gradient, left, left_scales, x, right, right_scales, starts)
-    last, operands = last_words(tokens, like.dtype), ((left, left_scales), (right, right_scales))
-    multiply_tokens(like, *operands, starts, last, product, (0, count))
+    both = (left, left_scales), (right, right_scales)
+    multiply_tokens(like, both[0], both[1], starts, last, product, (0, count))
     ones = np.ones_like(output_total)
-    multiply_packed(gradient, scale, (by_outputs, ones, output_total), like, below)
-
-
-@compiled
-def multiply_packed(matrix, factors, packing, like, outputs):
-    """`multiply_rows` with a packed weight, its scales and its totals, without bias."""
-    words, scale, total = packing
-    weight, one_layer = words.reshape(-1).view(np.int8), (1, len(scale))
-    no_bias = np.zeros(one_layer, np.float32)
-    vectors = scale.reshape(one_layer), total.reshape(one_layer)
-    linear = Linear(weight.reshape(1, len(weight)), vectors[0], vectors[1], no_bias)
-    multiply_rows(matrix, factors, linear, like, outputs)
+    multiply_rows(gradient, scale, as_linear(by_outputs, ones, output_total), like, below)
 
 
 @compiled

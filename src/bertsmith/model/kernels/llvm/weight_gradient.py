@@ -47,7 +47,6 @@ from bertsmith.model.kernels.numbers import (
     bits_to_float,
     float_to_bits,
     load,
-    vectorized,
     whole,
 )
 
@@ -100,7 +99,7 @@ def add_token_block(context, like, a, a_step, b, b_step, groups, scales, starts,
     return types.void(like, *operands, two, ADDRESS, ADDRESS, ADDRESS), code
 
 
-@vectorized
+@compiled
 def pack_part(matrix, shift, packed, scale, sums):
     """At most PART rows of a matrix [N, C] in bytes for sums over them, four of a column in a word.
 
