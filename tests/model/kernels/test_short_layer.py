@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertsmith.model import encoder as encoder_module
 from bertsmith.model.config import config_for
 from bertsmith.model.encoder import Layer
 from bertsmith.model.kernels import short_layer
@@ -53,9 +54,7 @@ def through(layer, x, above):
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 @pytest.mark.parametrize("tokens", [1, 5, 128, 301])
 def test_it_is_the_layers_own_functions(tokens, activation, rate, monkeypatch):
-    layer, given = made(rate, activation=activation), states(tokens)
-    assert is_used(layer, tokens)
-    assert_own_functions(monkeypatch, layer, *given)
+    assert_own_functions(monkeypatch, made(rate, activation=activation), *states(tokens))
 
 
 def assert_own_functions(monkeypatch, layer, x, above, positions=None):
@@ -64,9 +63,17 @@ def assert_own_functions(monkeypatch, layer, x, above, positions=None):
             return run(lambda layer, x: layer(x, Attend(2, 0.0), positions), [x], above, layer)
         return through(layer, x, above)
 
+    outputs, make = [], encoder_module.after_attention
+    monkeypatch.setattr(
+        encoder_module,
+        "after_attention",
+        lambda *given: outputs.append(make(*given)) or outputs[-1],
+    )
     found = both_ways()
     monkeypatch.setattr(short_layer, "SHORT", 0)
-    for one, other in zip(found, both_ways(), strict=True):
+    expected = both_ways()
+    assert outputs[0] is not None and outputs[1] is None
+    for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         assert one is None or one.dtype == other.dtype and torch.equal(one, other)
 

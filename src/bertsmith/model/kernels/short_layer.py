@@ -5,8 +5,8 @@ several cores wait for Python's lock. Six functions, three `Int8Linear`, a GELU 
 `residual_norm`, become one here, of the same kernels and with the same bits. Those that may take
 liberties with floats (`vectorized`) are still called from Python: inlined into another function
 LLVM would take others, and which version a process runs would depend on which it loaded first.
-No core helps here: where matmuls are long enough to share all of them (`SHORT`), the layer's own
-functions do it.
+Here no idle core takes a part; longer matmuls, beyond `SHORT`, are left to the layer's own
+functions, which share them.
 
 Letters: N tokens, H hidden size, F intermediate size.
 """
@@ -157,8 +157,11 @@ class _AfterAttention(torch.autograd.Function):
 
 
 def _states(memory: Tensor, size: int, wide: int) -> tuple[np.ndarray, ...]:
-    """Sums before a LayerNorm and its results [N, H], the wide layer's outputs and GELU of them
-    [N, F], sums before the last LayerNorm [N, H]; bf16, flat."""
+    """The kept states, as bits of bf16.
+
+    Sums before the first LayerNorm and its results [N, H], the wide layer's outputs and GELU of
+    them [N, F], sums before the last LayerNorm [N, H].
+    """
     numbers = flat(memory)
     tokens = len(numbers) // (3 * size + 2 * wide)
     narrow = numbers[: 3 * tokens * size].reshape(3, tokens, size)

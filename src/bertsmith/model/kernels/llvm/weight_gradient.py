@@ -231,10 +231,10 @@ def last_words(tokens: int, dtype: np.dtype) -> int:
 def int8_weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
     """gradient^T @ x, bf16 [O, I], both sizes multiples of 64."""
     (tokens, outputs), inputs = gradient_NO.shape, x_NI.shape[1]
-    parts, groups = -(-tokens // PART), PART // 4
+    parts = -(-tokens // PART)
     assert outputs % LINE == 0 and inputs % LINE == 0, (outputs, inputs)
     # of PyTorch's memory, which begins with a line of the cache, for AMX
-    shapes = (parts, outputs, groups), (parts, inputs // COLUMNS, groups, COLUMNS)
+    shapes = (parts, outputs, GROUPS), (parts, inputs // COLUMNS, GROUPS, COLUMNS)
     left, right = (torch.empty(shape, dtype=torch.int32).numpy() for shape in shapes)
     left_scales, right_scales = (np.empty((parts, c), np.float32) for c in (outputs, inputs))
     starts = np.empty((parts, inputs), np.int32)
