@@ -142,6 +142,7 @@ class PreTrainingModel(BareModel):
     # [V, H], in place of the token table in the masked-LM head: training/replicas.py puts a copy in
     # bf16 here, with a gradient of its own
     output_table: Tensor | None = None
+    int8_loss = False  # see `use_int8`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -182,7 +183,9 @@ class PreTrainingModel(BareModel):
 
     def _token_loss(self, states_NH: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
         hidden_NH = self.mlm.transform(states_NH)
-        return masked_lm_loss(hidden_NH, self._table(), self.mlm.bias, labels_N)
+        return masked_lm_loss(
+            hidden_NH, self._table(), self.mlm.bias, labels_N, int8=self.int8_loss
+        )
 
     def shared_table(self) -> Tensor:
         """The token table, also the output matrix of the masked-LM head."""

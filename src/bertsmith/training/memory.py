@@ -92,8 +92,9 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     several = shape.workers * shape.micro_batch_size < shape.batch_size
     gradients = shape.workers * (weights if several else weights - narrow)
     masked = shape.micro_batch_size * shape.predictions
-    if shape.device == "cpu":  # a block of logits, which AMX does without
-        head = number * min(BLOCK, masked) * config.vocab_size
+    if shape.device == "cpu":  # logits: of all positions in int8, else a block; AMX does without
+        at_once = masked if shape.precision == "int8" else min(BLOCK, masked)
+        head = number * at_once * config.vocab_size
     else:  # a block of logits, and at most four of its steps to their gradient in float32
         head = min(CUDA_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)
     of_table = table * (number if shared else FLOAT)  # the gradient, before it is added

@@ -158,8 +158,9 @@ def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
 @pytest.mark.parametrize("name", SAME)
 def test_two_ranks_do_what_one_does(together, alone, name):
     # a weight that differs by a rounding may be rounded to another number of bf16 or int8; and a
-    # gradient in bf16 is one of float32 where weights are sharded
-    losses, flipped = {"bf16": (1e-3, 0.0), "shard, int8": (3e-3, 2e-3)}.get(name, (1e-5, 0.0))
+    # gradient in bf16 is one of float32 where weights are sharded; a probability of the int8 loss
+    # may be drawn to the other of two numbers
+    losses, flipped = {"bf16": (1e-3, 0.0), "shard, int8": (3e-3, 1e-2)}.get(name, (1e-5, 0.0))
     assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), losses, flipped)
 
 

@@ -3,7 +3,7 @@
 The logits of a block become their own gradient in place: one product makes them, one pass over
 them takes softmax and loss, two products carry them back. The logits of all positions, by far the
 largest tensor of a small model's step, are never stored. With AMX `llvm/tiled_masked_lm.py` does
-it instead.
+it instead, and in int8 `llvm/int8_masked_lm.py`.
 
 Elsewhere than on a CPU PyTorch's operators do the same. There shapes do not depend on how many
 positions were masked (an unused slot has the label -100), and the vocabulary is padded to whole
@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import has_kernels, rows, vector
+from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, vector
+from bertsmith.model.kernels.llvm.blocks import LINE
+from bertsmith.model.kernels.llvm.int8_masked_lm import Int8MaskedLMLoss
 from bertsmith.model.kernels.llvm.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
 from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorized
 
@@ -37,12 +39,14 @@ def masked_lm_loss(
     bias_V: Tensor,
     labels_N: Tensor,
     weights_N: Tensor | None = None,
+    int8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(summed cross-entropy in nats, number of correct predictions) of hidden @ table^T + bias.
 
     Each loss counts `weights_N` times (float32; None: once). Products have the dtype of autocast,
-    else of `hidden_NH`; the rest is float32 (float64 where hidden is). Labels are int64; where no
-    kernel runs, -100 is a slot that does not count.
+    else of `hidden_NH`; the rest is float32 (float64 where hidden is). `int8`: where a gradient is
+    wanted, kernels run and H is a multiple of 64, it is all as `llvm/int8_masked_lm.py` has it.
+    Labels are int64; where no kernel runs, -100 is a slot that does not count.
     """
     if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
         hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()
@@ -53,6 +57,9 @@ def masked_lm_loss(
         weights_N = torch.ones(labels_N.shape, device=labels_N.device)
     kind = _DeviceMaskedLMLoss
     if has_kernels(hidden_NH):
+        if int8 and torch.is_grad_enabled() and len(hidden_NH) and hidden_NH.shape[1] % LINE == 0:
+            given = hidden_NH, table_VH, bias_V, labels_N, weights_N, next_key()
+            return Int8MaskedLMLoss.apply(*given)
         kind = TiledMaskedLMLoss if has_tiled_loss(hidden_NH) else _MaskedLMLoss
     return kind.apply(hidden_NH, table_VH, bias_V, labels_N, weights_N)
 

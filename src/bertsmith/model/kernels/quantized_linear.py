@@ -57,7 +57,8 @@ MULTIPLE = 16  # of every dimension, which the product of float8 asks for
 def use_int8(model: nn.Module) -> None:
     """Train the encoder's linear layers in int8, but not the model's sensitive first and last.
 
-    A layer whose sizes are no multiples of 64 stays as it is.
+    Of a head only the masked-LM loss is in int8 (`masked_lm_loss.py`). A layer whose sizes are no
+    multiples of 64 stays as it is.
 
     Errors: ValueError if that is so of all.
     """
@@ -70,6 +71,8 @@ def use_int8(model: nn.Module) -> None:
         )
     for linear in chosen:
         linear.__class__ = Int8Linear
+    if hasattr(model, "int8_loss"):
+        setattr(model, "int8_loss", True)
 
 
 def use_float8(model: nn.Module) -> None:
@@ -90,6 +93,39 @@ def has_int8(device: torch.device) -> bool:
 
 
 @compiled
+def quantize_columns(weight, panel, scale, total):
+    """At most 32 rows of a weight [O, I], a column of the matmul each, as the bytes of `panel`.
+
+    A row's `scale` float32 [O] makes its largest element 127; its `total` is as `Linear` has it.
+    """
+    inputs = weight.shape[1]
+    for r in range(len(weight)):
+        source, target, bits = weight[r], panel[r], np.int32(0)
+        for column in range(inputs):  # as integers, see `largest`
+            bits = max(bits, float_to_bits(load(source[column])) & MAGNITUDE)
+        top = bits_to_float(bits)
+        top = SMALLEST if top < SMALLEST else top  # not a number stays so
+        inverse, own = LARGEST_BYTE / top, np.int32(0)
+        for column in range(inputs):
+            target[column] = np.int8(whole(load(source[column]) * inverse))
+        for column in range(inputs):
+            own += np.int32(target[column])
+        scale[r] = top / LARGEST_BYTE
+        total[r] = np.float32(own) * scale[r]
+
+
+@compiled
+def pack_inputs(panel, by_inputs, number):
+    """The bytes [32, I] as the panel of that number, int32 [I / 4, 32]: four inputs in a word."""
+    words, groups = panel.view(np.int32), panel.shape[1] // 4
+    for r in range(0, COLUMNS, LANES):
+        for k in range(0, groups, LANES):
+            source = address(words, r * groups + k)
+            target = address(by_inputs, (number * groups + k) * COLUMNS + r)
+            transpose_words(source, 4 * groups, target, 4 * COLUMNS)
+
+
+@compiled
 def pack_weight(weight, scale, total, by_inputs, by_outputs, output_total):
     """int8 of a weight [O, I], packed for products over its inputs and over its outputs.
 
@@ -99,27 +135,11 @@ def pack_weight(weight, scale, total, by_inputs, by_outputs, output_total):
     float32 [I] are those of the bytes, without scales.
     """
     outputs, inputs = weight.shape
-    panel = np.empty((COLUMNS, inputs), np.int8)
-    words, sums = panel.view(np.int32), np.zeros(inputs, np.int32)
+    panel, sums = np.empty((COLUMNS, inputs), np.int8), np.zeros(inputs, np.int32)
     for first in range(0, outputs, COLUMNS):
-        for r in range(COLUMNS):
-            source, target, bits = weight[first + r], panel[r], np.int32(0)
-            for column in range(inputs):  # as integers, see `largest`
-                bits = max(bits, float_to_bits(load(source[column])) & MAGNITUDE)
-            top = bits_to_float(bits)
-            top = SMALLEST if top < SMALLEST else top  # not a number stays so
-            inverse, own = LARGEST_BYTE / top, np.int32(0)
-            for column in range(inputs):
-                target[column] = np.int8(whole(load(source[column]) * inverse))
-            for column in range(inputs):
-                own += np.int32(target[column])
-            scale[first + r] = top / LARGEST_BYTE
-            total[first + r] = np.float32(own) * scale[first + r]
-        for r in range(0, COLUMNS, LANES):
-            for k in range(0, inputs // 4, LANES):
-                source = address(words, r * inputs // 4 + k)
-                target = address(by_inputs, (first // COLUMNS * (inputs // 4) + k) * COLUMNS + r)
-                transpose_words(source, inputs, target, 4 * COLUMNS)
+        columns = slice(first, first + COLUMNS)
+        quantize_columns(weight[columns], panel, scale[columns], total[columns])
+        pack_inputs(panel, by_inputs, first // COLUMNS)
         for r in range(0, COLUMNS, 4):
             one, two, three, four = panel[r], panel[r + 1], panel[r + 2], panel[r + 3]
             for n in range(inputs // COLUMNS):

@@ -54,13 +54,13 @@ def _constants(number: Any) -> ir.Constant:
     return ir.Constant(VECTOR, [float(number)] * LANES)
 
 
-def _place(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
+def chunk_at(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
     """The address of the chunk of 16 numbers with that number."""
     own = builder.gep(start, [builder.mul(chunk, int64(4 * LANES))])
     return builder.bitcast(own, like.as_pointer())
 
 
-def _store(builder: Any, value: Any, start: Any, chunk: Any, dtype: Any) -> None:
+def store_chunk(builder: Any, value: Any, start: Any, chunk: Any, dtype: Any) -> None:
     """Store a chunk of 16 numbers; as uint16 rounded to the nearest even bf16."""
     if dtype == types.uint16 and "avx512bf16" in cpu_features():
         kind = ir.FunctionType(HALVES, [VECTOR])
@@ -79,7 +79,7 @@ def fma(builder: Any, *numbers: Any) -> Any:
     return builder.call(declared(builder.module, name, VECTOR, [VECTOR] * 3), numbers)
 
 
-def _polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
+def polynomial(builder: Any, coefficients: Any, x: Any) -> Any:
     """`coefficients` have the lowest power first."""
     first, *others = reversed(coefficients)
     power = _constants(first)
@@ -95,7 +95,7 @@ def _power_of_two(builder: Any, x: Any) -> Any:
     part = builder.fsub(x, builder.fsub(rounded, _constants(ROUND)))
     shift = ir.Constant(INTEGERS, [23] * LANES)
     shift = builder.shl(builder.bitcast(rounded, INTEGERS), shift)
-    power = builder.bitcast(_polynomial(builder, EXP_POWERS, part), INTEGERS)
+    power = builder.bitcast(polynomial(builder, EXP_POWERS, part), INTEGERS)
     return builder.bitcast(builder.add(power, shift), VECTOR)
 
 
@@ -104,12 +104,12 @@ def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
     total = cgutils.alloca_once_value(builder, _constants(0))
     builder.store(_constants(0), total)
     with cgutils.for_range(builder, chunks) as loop:
-        numbers = builder.load(_place(builder, start, loop.index), align=1)
+        numbers = builder.load(chunk_at(builder, start, loop.index), align=1)
         builder.store(add(builder.load(total), numbers, loop.index), total)
     return _lanes(builder, builder.load(total))
 
 
-def _larger(builder: Any, x: Any, y: Any) -> Any:
+def larger(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
@@ -149,10 +149,10 @@ def normalize_row(context, row, weight, bias, length, eps):
         deviation = builder.call(root, [builder.fadd(variance, eps)])
         scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
         with cgutils.for_range(builder, chunks) as loop:
-            place = _place(builder, row, loop.index)
+            place = chunk_at(builder, row, loop.index)
             x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
             w, b = (
-                builder.load(_place(builder, start, loop.index), align=1)
+                builder.load(chunk_at(builder, start, loop.index), align=1)
                 for start in (weight, bias)
             )
             builder.store(fma(builder, x, w, b), place, align=1)
@@ -174,7 +174,7 @@ def scalar_product(context, a, b, length):
         with cgutils.for_range(builder, pairs) as loop:
             for half, total in enumerate(totals):  # two sums, so that neither waits for the other
                 chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                x, y = (builder.load(_place(builder, start, chunk), align=1) for start in (a, b))
+                x, y = (builder.load(chunk_at(builder, start, chunk), align=1) for start in (a, b))
                 builder.store(fma(builder, x, y, builder.load(total)), total)
         return _lanes(builder, builder.fadd(*map(builder.load, totals)))
 
@@ -200,29 +200,29 @@ def exponential_row(context, row, length, scale, like, target):
         top = cgutils.alloca_once_value(builder, lowest)
         builder.store(lowest, top)
         with cgutils.for_range(builder, last) as loop:
-            numbers = builder.load(_place(builder, row, loop.index), align=1)
-            builder.store(_larger(builder, numbers, builder.load(top)), top)
-        numbers = builder.load(_place(builder, row, last), align=1)
+            numbers = builder.load(chunk_at(builder, row, loop.index), align=1)
+            builder.store(larger(builder, numbers, builder.load(top)), top)
+        numbers = builder.load(chunk_at(builder, row, last), align=1)
         numbers = builder.select(outside, lowest, numbers)
-        numbers = _larger(builder, numbers, builder.load(top))
+        numbers = larger(builder, numbers, builder.load(top))
         factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
-        high = builder.fmul(_lanes(builder, numbers, _larger), factor)
+        high = builder.fmul(_lanes(builder, numbers, larger), factor)
         factor, offset = spread(builder, factor), spread(builder, builder.fneg(high))
         total = cgutils.alloca_once_value(builder, zero)
         builder.store(zero, total)
 
         def exponential(chunk: Any) -> Any:
-            x = builder.load(_place(builder, row, chunk), align=1)
+            x = builder.load(chunk_at(builder, row, chunk), align=1)
             return _power_of_two(builder, fma(builder, x, factor, offset))
 
         def finish(power: Any, chunk: Any) -> None:
-            _store(builder, power, target, chunk, signature.args[3].dtype)
+            store_chunk(builder, power, target, chunk, signature.args[3].dtype)
             builder.store(builder.fadd(builder.load(total), power), total)
 
         with cgutils.for_range(builder, last) as loop:
             finish(exponential(loop.index), loop.index)
         power = builder.select(outside, zero, exponential(last))
-        _store(builder, zero, target, builder.or_(last, int64(1)), signature.args[3].dtype)
+        store_chunk(builder, zero, target, builder.or_(last, int64(1)), signature.args[3].dtype)
         finish(power, last)
         return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
 
@@ -261,7 +261,7 @@ def add_powers(context, column, step, shifts, count, start, top, total):
             shift = spread(builder, builder.load(builder.bitcast(shift, FLOAT.as_pointer())))
             x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
             x = fma(builder, x, _constants(LOG2_E), shift)
-            builder.store(_larger(builder, x, builder.load(found[0])), found[0])
+            builder.store(larger(builder, x, builder.load(found[0])), found[0])
             power = _power_of_two(builder, builder.fsub(x, starts))
             builder.store(builder.fadd(builder.load(found[1]), power), found[1])
         for kept, place in zip(found, places, strict=True):
@@ -285,12 +285,12 @@ def powers_row(context, row, shift, tops, weights, like, target, length):
         total = cgutils.alloca_once_value(builder, _constants(0))
         builder.store(_constants(0), total)
         with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-            x = builder.load(_place(builder, row, loop.index), align=1)
+            x = builder.load(chunk_at(builder, row, loop.index), align=1)
             x = fma(builder, x, _constants(LOG2_E), shift)
-            top = builder.load(_place(builder, tops, loop.index), align=1)
-            weight = builder.load(_place(builder, weights, loop.index), align=1)
+            top = builder.load(chunk_at(builder, tops, loop.index), align=1)
+            weight = builder.load(chunk_at(builder, weights, loop.index), align=1)
             power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
-            _store(builder, power, target, loop.index, signature.args[4].dtype)
+            store_chunk(builder, power, target, loop.index, signature.args[4].dtype)
             builder.store(builder.fadd(builder.load(total), power), total)
         return _lanes(builder, builder.load(total))
 
@@ -308,8 +308,8 @@ def round_block(context, sums, count, like, target, step):
             place = builder.gep(target, [builder.mul(loop.index, step)])
             for half in (0, 1):
                 chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                numbers = builder.load(_place(builder, sums, chunk), align=1)
-                _store(builder, numbers, place, int64(half), signature.args[2].dtype)
+                numbers = builder.load(chunk_at(builder, sums, chunk), align=1)
+                store_chunk(builder, numbers, place, int64(half), signature.args[2].dtype)
         return context.get_dummy_value()
 
     return types.void(ADDRESS, types.int64, like, ADDRESS, types.int64), code
@@ -323,7 +323,7 @@ def scale_row(context, row, length, factor):
         row, length, factor = arguments
         factor = spread(builder, factor)
         with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-            place = _place(builder, row, loop.index)
+            place = chunk_at(builder, row, loop.index)
             builder.store(builder.fmul(builder.load(place, align=1), factor), place, align=1)
         return context.get_dummy_value()
 
@@ -354,18 +354,18 @@ def quantize_row(context, likes, row, factors, target, length):
                 bits = builder.shl(builder.zext(halves, INTEGERS), sixteen)
                 numbers = builder.bitcast(bits, VECTOR)
             else:
-                numbers = builder.load(_place(builder, row, chunk), align=1)
+                numbers = builder.load(chunk_at(builder, row, chunk), align=1)
             if signature.args[2] == types.none:
                 return numbers
-            return builder.fmul(numbers, builder.load(_place(builder, factors, chunk), align=1))
+            return builder.fmul(numbers, builder.load(chunk_at(builder, factors, chunk), align=1))
 
         if target_like in (types.float32, types.uint16):
             with cgutils.for_range(builder, chunks) as loop:
-                _store(builder, read(loop.index), target, loop.index, target_like)
+                store_chunk(builder, read(loop.index), target, loop.index, target_like)
             found = ir.Constant(FLOAT, 1), ir.Constant(FLOAT, 0)
             return context.make_tuple(builder, signature.return_type, found)
         first, zero = read(int64(0)), _constants(0)
-        extremes = {of: cgutils.alloca_once_value(builder, first) for of in (_larger, _smaller)}
+        extremes = {of: cgutils.alloca_once_value(builder, first) for of in (larger, _smaller)}
         unknown = cgutils.alloca_once_value(builder, zero)  # stays 0 but for what is not finite
         for place, value in zip((*extremes.values(), unknown), (first, first, zero), strict=True):
             builder.store(value, place)
@@ -403,6 +403,42 @@ def quantize_row(context, likes, row, factors, target, length):
     return pair(likes, ADDRESS, factors, ADDRESS, types.int64), code
 
 
+def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any) -> Any:
+    """Code for `finished_block`: value = sums (row_scale scale) + (row_low total + bias).
+
+    `ended`(builder, values, line, chunk, row) is given a row's, sixteen by sixteen, and the number
+    of the first chunk; the rest as of `linear_block`.
+    """
+
+    def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
+        line_0, step = (builder.extract_value(target, n) for n in range(2))
+        addresses = [builder.extract_value(ranges, n) for n in range(2)]
+        of_columns = [builder.extract_value(vectors, n) for n in range(3)]
+        chunks = [int64(column // LANES + n) for n in range(len(sums[0]))]
+        scales, totals, biases = (
+            [builder.load(chunk_at(builder, start, chunk), align=1) for chunk in chunks]
+            for start in of_columns
+        )
+        for r, own in enumerate(sums):
+            row = builder.add(first, int64(r))
+            with builder.if_then(builder.icmp_signed("<", row, rows), likely=True):
+                number = builder.mul(row, int64(4))
+                row_scale, low = (
+                    spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+                    for place in (builder.gep(start, [number]) for start in addresses)
+                )
+                line = builder.gep(line_0, [builder.mul(row, step)])
+                values = []
+                for value, scale, total, bias in zip(own, scales, totals, biases, strict=True):
+                    if value.type != VECTOR:
+                        value = builder.sitofp(value, VECTOR)
+                    offset = fma(builder, low, total, bias)
+                    values.append(fma(builder, value, builder.fmul(row_scale, scale), offset))
+                ended(builder, values, line, column // LANES, row)
+
+    return finish
+
+
 PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 
@@ -426,41 +462,20 @@ def linear_block(context, likes, a, b, sums, shape, ranges, vectors, target, end
         _, a, b, sums, shape, ranges, vectors, target, _ = arguments
         groups, rows = (builder.extract_value(shape, n) for n in range(2))
         operands = [builder.extract_value(pair, n) for pair in (a, b) for n in range(2)]
-        target, step = (builder.extract_value(target, n) for n in range(2))
-        addresses = [builder.extract_value(ranges, n) for n in range(2)]
-        of_columns = [builder.extract_value(vectors, n) for n in range(3)]
 
-        def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
-            chunks = [int64(column // LANES + n) for n in range(len(sums[0]))]
-            scales, totals, biases = (
-                [builder.load(_place(builder, start, chunk), align=1) for chunk in chunks]
-                for start in of_columns
-            )
-            for r, own in enumerate(sums):
-                row = builder.add(first, int64(r))
-                with builder.if_then(builder.icmp_signed("<", row, rows), likely=True):
-                    number = builder.mul(row, int64(4))
-                    row_scale, low = (
-                        spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
-                        for place in (builder.gep(start, [number]) for start in addresses)
-                    )
-                    line = builder.gep(target, [builder.mul(row, step)])
-                    for n, value in enumerate(own):
-                        if not is_float:
-                            value = builder.sitofp(value, VECTOR)
-                        offset = fma(builder, low, totals[n], biases[n])
-                        value = fma(builder, value, builder.fmul(row_scale, scales[n]), offset)
-                        ended(builder, value, line, chunks[n])
+        def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
+            for n, value in enumerate(values):
+                chunk = int64(first + n)
+                if kind == RESIDUAL:
+                    before = builder.load(chunk_at(builder, line, chunk), align=1)
+                    value = builder.fadd(before, value)
+                elif kind != PLAIN:
+                    approximate = "none" if kind == GELU else "tanh"
+                    curve = curves(approximate)[0] if is_float else short_curve(approximate)
+                    value = _gelu(builder, value, curve, EDGE if is_float else SHORT_EDGE)
+                store_chunk(builder, value, line, chunk, target_like)
 
-        def ended(builder: Any, value: Any, line: Any, chunk: Any) -> None:
-            if kind == RESIDUAL:
-                value = builder.fadd(builder.load(_place(builder, line, chunk), align=1), value)
-            elif kind != PLAIN:
-                approximate = "none" if kind == GELU else "tanh"
-                curve = curves(approximate)[0] if is_float else short_curve(approximate)
-                value = _gelu(builder, value, curve, EDGE if is_float else SHORT_EDGE)
-            _store(builder, value, line, chunk, target_like)
-
+        finish = finished_rows(rows, ranges, vectors, target, ended)
         finished_block(rows_like, finish)(builder, *operands, sums, groups, rows)
         return context.get_dummy_value()
 
@@ -476,7 +491,7 @@ def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:
         over = builder.fcmp_ordered(sign, edge, _constants(signed))
         edge = builder.select(over, _constants(signed), edge)
     spread = _constants(2 / limit**2)
-    power = _polynomial(
+    power = polynomial(
         builder, curve, fma(builder, builder.fmul(edge, edge), spread, _constants(-1))
     )
     return builder.fmul(value, fma(builder, power, edge, _constants(0.5)))

@@ -1,0 +1,403 @@
+"""The masked-LM loss of training in int8: exact sums of int8 products, a gradient by chance.
+
+The loss's gradient by a logit is the piece's probability, less 1 for the label. Nearly all of the
+30,522 probabilities of a position are tiny, yet two of the loss's three matmuls are spent on them.
+Here each is rounded up or down by chance to a multiple of 1 / UNITS, right on average: at most
+UNITS of them are not 0, and the two matmuls become sums of few rows. The label's part is exact.
+Rounding adds to the variance of the gradient at most 1 / UNITS of what the labels, drawn from that
+distribution, bring along themselves.
+
+Each piece's probabilities are rounded together: their sum over the positions begins at a number
+from 0 to 1 by chance, and whenever it passes a whole unit the position has one. So the sums of all
+positions are off by less than a unit.
+
+Logits are products of int8, as in the layers (`quantized_linear.py`); 32 pieces at a time become
+powers of two, which are kept in bf16 until their sums are known.
+
+Letters: N masked positions, V vocabulary, H hidden size, P panels of 32 pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from torch import Tensor
+
+from bertsmith.base.jit import compiled
+from bertsmith.model.kernels.elementwise import rows, vector
+from bertsmith.model.kernels.llvm.blocks import (
+    ADDRESS,
+    COLUMNS,
+    FLOAT,
+    INT,
+    INTEGERS,
+    LANES,
+    LINE,
+    ROWS,
+    SHORT,
+    WIDE,
+    address,
+    begin,
+    declared,
+    emitted,
+    end,
+    finished_block,
+    int64,
+    zeros,
+)
+from bertsmith.model.kernels.llvm.vector_rows import (
+    HALVES,
+    VECTOR,
+    chunk_at,
+    finished_rows,
+    fma,
+    larger,
+    polynomial,
+    quantize_row,
+    spread,
+    store_chunk,
+)
+from bertsmith.model.kernels.llvm.weight_gradient import like_rows
+from bertsmith.model.kernels.numbers import LOG2_E, hash32, load
+from bertsmith.model.kernels.quantized_linear import pack_inputs, quantize_columns
+
+UNITS = np.float32(256)
+LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
+FIRST = 8  # panels whose largest logits the powers begin at
+LN_2 = math.log(2)
+_NODES = np.polynomial.chebyshev.chebpts1(5) / 2 + 0.5
+# 2^x on [0, 1], lowest power first
+POWERS = tuple(np.polynomial.polynomial.polyfit(_NODES, 2**_NODES, 4).astype(np.float32))
+STEP = np.float32(2**-24)
+ROUNDING = np.float32(1e-4)  # of an exponent of two
+NO_ROOM = np.zeros(1, np.int32)
+
+
+def _power_of_two(builder: Any, x: Any) -> Any:
+    """2^x of 16 numbers by AVX-512, relative error 4e-6. Not a number stays so."""
+    one, two = (ir.FunctionType(VECTOR, [VECTOR] * n) for n in (1, 2))
+    part = builder.call(ir.InlineAsm(one, "vreduceps $$1, $1, $0", "=v,v"), [x])  # x - floor(x)
+    scale = ir.InlineAsm(two, "vscalefps $2, $1, $0", "=v,v,v")  # by 2^floor(x)
+    return builder.call(scale, [polynomial(builder, POWERS, part), x])
+
+
+@emitted
+def powers_block(context, likes, a, b, sums, shape, ranges, vectors, found, target):
+    """32 columns of logits x, in units of log 2, for some rows: target = 2^(x - start) in bf16.
+
+    `found` are addresses of the rows' starts, float32, and of 16 float32 a row each that keep the
+    largest x and the sum of the powers; the other arguments are those of `linear_block`.
+    """
+    rows_like, target_like = (like.dtype for like in likes)
+    wide = types.int64
+
+    def code(context, builder, signature, arguments):
+        _, a, b, sums, shape, ranges, vectors, found, target = arguments
+        groups, rows = (builder.extract_value(shape, n) for n in range(2))
+        operands = [builder.extract_value(pair, n) for pair in (a, b) for n in range(2)]
+        starts, tops, totals = (builder.extract_value(found, n) for n in range(3))
+
+        def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
+            top, total = (chunk_at(builder, start, row) for start in (tops, totals))
+            place = builder.gep(starts, [builder.mul(row, int64(4))])
+            start = spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+            highest, sums = builder.load(top, align=1), builder.load(total, align=1)
+            for n, x in enumerate(values):
+                highest = larger(builder, x, highest)
+                power = _power_of_two(builder, builder.fsub(x, start))
+                store_chunk(builder, power, line, int64(first + n), target_like)
+                sums = builder.fadd(sums, power)
+            builder.store(highest, top, align=1)
+            builder.store(sums, total, align=1)
+
+        finish = finished_rows(rows, ranges, vectors, target, ended)
+        finished_block(rows_like, finish)(builder, *operands, sums, groups, rows)
+        return context.get_dummy_value()
+
+    pair, three = types.Tuple((ADDRESS, wide)), types.UniTuple(ADDRESS, 3)
+    shape, two = types.UniTuple(wide, 2), types.UniTuple(ADDRESS, 2)
+    return types.void(likes, pair, pair, ADDRESS, shape, two, three, three, pair), code
+
+
+def bf16_chunk(builder: Any, start: Any, chunk: Any) -> Any:
+    """16 numbers of bf16 as float32."""
+    place = builder.gep(start, [builder.mul(chunk, int64(2 * LANES))])
+    halves = builder.load(builder.bitcast(place, HALVES.as_pointer()), align=1)
+    bits = builder.shl(builder.zext(halves, INTEGERS), ir.Constant(INTEGERS, [16] * LANES))
+    return builder.bitcast(bits, VECTOR)
+
+
+@emitted
+def draw_panel(context, powers, count, factors, lines, found):
+    """Draw the units of `count` positions of 32 pieces; how many positions have any.
+
+    All are addresses. A position's powers, bf16 [32], times its two `factors` are added to two
+    `lines`, float32 [32]; it has as many units as whole numbers the first sum passes. `found` are
+    the numbers of the positions that have any, int64, bits that say of which pieces, uint32, and
+    the units, float32 [32] each; there must be room for one more.
+    """
+
+    def code(context, builder, signature, arguments):
+        powers, count, *pairs = arguments
+        pairs = [[builder.extract_value(pair, n) for n in range(2)] for pair in pairs[:2]]
+        (unit, share), lines = pairs
+        places = [builder.extract_value(arguments[4], n) for n in range(3)]
+        floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
+        chunks = [chunk_at(builder, line, int64(half)) for line in lines for half in (0, 1)]
+        state = [cgutils.alloca_once(builder, VECTOR) for _ in chunks]
+        for kept, chunk in zip(state, chunks, strict=True):
+            builder.store(builder.load(chunk, align=1), kept)
+        used = cgutils.alloca_once_value(builder, int64(0))
+        builder.store(int64(0), used)
+        with cgutils.for_range(builder, count) as loop:
+            line = builder.gep(powers, [builder.mul(loop.index, int64(2 * COLUMNS))])
+            factor, weight = (
+                spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+                for place in (
+                    builder.gep(f, [builder.mul(loop.index, int64(4))]) for f in (unit, share)
+                )
+            )
+            bits, own = ir.Constant(INT, 0), builder.load(used)
+            for half in (0, 1):
+                power, total = bf16_chunk(builder, line, int64(half)), builder.load(state[half])
+                after = fma(builder, power, factor, total)
+                builder.store(after, state[half])
+                units = builder.fsub(builder.call(floor, [after]), builder.call(floor, [total]))
+                chunk = builder.add(builder.mul(own, int64(2)), int64(half))
+                builder.store(units, chunk_at(builder, places[2], chunk), align=1)
+                shares = fma(builder, power, weight, builder.load(state[2 + half]))
+                builder.store(shares, state[2 + half])
+                some = builder.fcmp_unordered("!=", units, ir.Constant(VECTOR, [0.0] * LANES))
+                some = builder.zext(builder.bitcast(some, SHORT), INT)
+                bits = builder.or_(bits, builder.shl(some, ir.Constant(INT, LANES * half)))
+            for place, value in zip(places[:2], (loop.index, bits), strict=True):
+                place = builder.bitcast(place, value.type.as_pointer())
+                builder.store(value, builder.gep(place, [own]))
+            has_any = builder.icmp_unsigned("!=", bits, ir.Constant(INT, 0))
+            builder.store(builder.add(own, builder.zext(has_any, WIDE)), used)
+        for kept, chunk in zip(state, chunks, strict=True):
+            builder.store(builder.load(kept), chunk, align=1)
+        return builder.load(used)
+
+    wide, pair = types.int64, types.UniTuple(ADDRESS, 2)
+    return wide(ADDRESS, wide, pair, pair, types.UniTuple(ADDRESS, 3)), code
+
+
+@emitted
+def trailing_zeros(context, bits):
+    """The number of the lowest bit that is set."""
+
+    def code(context, builder, signature, arguments):
+        count = declared(builder.module, "llvm.cttz.i32", INT, [INT, ir.IntType(1)])
+        return builder.zext(
+            builder.call(count, [arguments[0], ir.Constant(ir.IntType(1), 1)]), ir.IntType(64)
+        )
+
+    return types.int64(types.uint32), code
+
+
+@emitted
+def add_multiples(context, one, two, factor, length):
+    """target += factor x source for two pairs of addresses, `length` float32 each."""
+
+    def code(context, builder, signature, arguments):
+        one, two, factor, length = arguments
+        pairs = [[builder.extract_value(pair, n) for n in range(2)] for pair in (one, two)]
+        factor = spread(builder, factor)
+        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
+            for target, source in pairs:
+                place = chunk_at(builder, target, loop.index)
+                numbers = builder.load(chunk_at(builder, source, loop.index), align=1)
+                total = fma(builder, factor, numbers, builder.load(place, align=1))
+                builder.store(total, place, align=1)
+        return context.get_dummy_value()
+
+    pair = types.UniTuple(ADDRESS, 2)
+    return types.void(pair, pair, types.float32, types.int64), code
+
+
+@compiled
+def pack_table(table, bias, packed, vectors):
+    """A table bf16 [V, H] and its bias for `powers_block`, which has logits in units of log 2.
+
+    packed int32 [P, H / 4, 32] as `pack_weight` has it; `vectors` float32 [3, 32 P]: scale, total
+    and bias. Behind the last piece are columns whose power is 0.
+    """
+    panel = np.zeros((COLUMNS, table.shape[1]), np.int8)
+    for number in range(len(packed)):
+        first, last = number * COLUMNS, min((number + 1) * COLUMNS, len(table))
+        quantize_columns(table[first:last], panel, vectors[0, first:last], vectors[1, first:last])
+        panel[last - first :] = 0
+        pack_inputs(panel, packed, number)
+        for column in range(first, last):
+            vectors[0, column] *= LOG2_E
+            vectors[1, column] *= LOG2_E
+            vectors[2, column] = load(bias[column]) * LOG2_E
+    vectors[:2, len(table) :] = 0
+    vectors[2, len(table) :] = LOWEST
+
+
+@compiled
+def own_logit(row, range_, label, packed, vectors):
+    """A label's logit, as `powers_block` has it but for the last bits."""
+    words, total = packed[label // COLUMNS].view(np.int8), np.int32(0)
+    column = label % COLUMNS
+    for k in range(len(row)):
+        total += np.int32(np.uint8(row[k])) * np.int32(words[k // 4, 4 * column + k % 4])
+    of_column, sums, bias = vectors[0, label], vectors[1, label], vectors[2, label]
+    return np.float32(total) * (range_[0] * of_column) + (range_[1] * sums + bias)
+
+
+@compiled
+def find_powers(hidden, like, table, labels, powers, found):
+    """Write powers of two of all logits, bf16 [P, N, 32], and `found`; the labels' logits [N].
+
+    `table` is (packed, vectors), see `pack_table`; `found` are starts float32 [N], tops and totals
+    [N, 16]. A position's start is its largest logit among the first pieces; where a later one is
+    too far above for float32, all is done again with that. The largest of its tops is the largest
+    of its logits, the sum of its totals that of 2^(logit - start).
+    """
+    (packed, vectors), (starts, tops, totals) = table, found
+    (count, size), columns = hidden.shape, vectors.shape[1]
+    quantized, ranges = zeros(count + ROWS, size, like), np.empty((2, count), np.float32)
+    sums, likes = zeros(ROWS, COLUMNS, NO_ROOM), (hidden, like)
+    for n in range(count):
+        source, target = address(hidden, n * size), address(quantized, n * size)
+        ranges[0, n], ranges[1, n] = quantize_row(likes, source, None, target, size)
+    starts[:] = 0
+    begin(like)
+    for attempt in range(3):
+        tops[:], totals[:] = LOWEST, 0
+        for panel in range(len(powers) if attempt else min(FIRST, len(powers))):
+            column = panel * COLUMNS
+            b, scale = (address(packed, column * (size // 4)), LINE * 2), address(vectors, column)
+            total, bias = address(vectors, columns + column), address(vectors, 2 * columns + column)
+            for n in range(0, count, ROWS):
+                top, own = address(tops, n * LANES), address(totals, n * LANES)
+                powers_block(
+                    *((like, powers), (address(quantized, n * size), size), b, address(sums, 0)),
+                    *((size // 4, min(ROWS, count - n)),),
+                    *((address(ranges, n), address(ranges, count + n)), (scale, total, bias)),
+                    *((address(starts, n), top, own),),
+                    (address(powers, (panel * count + n) * COLUMNS), LINE),
+                )
+        highest = np.float32(0)
+        for n in range(count):
+            highest = max(highest, tops[n].max() - starts[n])
+        if attempt and highest < LARGEST:
+            break
+        for n in range(count):
+            starts[n] = tops[n].max()
+    end(like)
+    own = np.empty(count, np.float32)
+    for n in range(count):
+        own[n] = own_logit(quantized[n], ranges[:, n], labels[n], packed, vectors)
+    return own
+
+
+@compiled
+def draw_gradients(powers, inverses, hidden, table, labels, weights, key, gradients):
+    """Write the gradients by hidden float32 [N, H], table bf16 [V, H] and bias float32 [V].
+
+    `inverses` float32 [N] are 1 over the sums of the powers, `weights` how much each loss counts.
+    """
+    hidden_gradient, table_gradient, bias_gradient = gradients
+    (count, size), pieces = hidden.shape, len(table)
+    states, table_rows = np.empty((count, size), np.float32), np.empty((COLUMNS, size), np.float32)
+    sums, lines = np.empty((COLUMNS, size), np.float32), np.empty((2, COLUMNS), np.float32)
+    positions, bits = np.empty(count + 1, np.int64), np.empty(count + 1, np.uint32)
+    units, factors = np.empty((count + 1, COLUMNS), np.float32), np.empty((2, count), np.float32)
+    factors[0], factors[1] = inverses * UNITS, inverses * weights
+    by_piece, place = np.argsort(labels), 0
+    hidden_gradient[:] = 0
+    for n in range(count):
+        for h in range(size):
+            states[n, h] = load(hidden[n, h])
+    for panel in range(len(powers)):
+        first, here = panel * COLUMNS, min(COLUMNS, pieces - panel * COLUMNS)
+        sums[:], lines[1] = 0, 0
+        for c in range(here):
+            lines[0, c] = np.float32(hash32(np.uint32(first + c) ^ key) >> np.uint32(8)) * STEP
+            for h in range(size):
+                table_rows[c, h] = load(table[first + c, h])
+        # Numba frees an array behind its last use: addresses are taken where they are needed
+        of_positions = address(factors, 0), address(factors, count)
+        of_pieces = address(lines, 0), address(lines, COLUMNS)
+        found = address(positions, 0), address(bits, 0), address(units, 0)
+        start, real = address(powers, panel * count * COLUMNS), np.uint32(2**here - 1)
+        for k in range(draw_panel(start, count, of_positions, of_pieces, found)):
+            n, left = positions[k], bits[k] & real
+            by_position = address(hidden_gradient, n * size)
+            while left:
+                c = trailing_zeros(left)
+                left &= left - np.uint32(1)
+                factor = units[k, c] * (weights[n] / UNITS)
+                one = address(sums, c * size), address(states, n * size)
+                add_multiples(one, (by_position, address(table_rows, c * size)), factor, size)
+        while place < count and labels[by_piece[place]] < first + here:
+            n = by_piece[place]
+            c, factor = labels[n] - first, -weights[n]
+            one = address(sums, c * size), address(states, n * size)
+            two = address(hidden_gradient, n * size), address(table_rows, c * size)
+            add_multiples(one, two, factor, size)
+            lines[1, c] += factor
+            place += 1
+        for c in range(here):
+            bias_gradient[first + c] = lines[1, c]
+            source, target = address(sums, c * size), address(table_gradient, (first + c) * size)
+            quantize_row((sums, table_gradient), source, None, target, size)
+
+
+class Int8MaskedLMLoss(torch.autograd.Function):
+    """`masked_lm_loss` with hidden states and table in bf16, to which others are rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        hidden_NH, table_VH, bias_V, labels_N, weights_N, ctx.key = given
+        hidden, table = (part.bfloat16().contiguous() for part in (hidden_NH, table_VH))
+        (count, size), labels, weights = hidden.shape, labels_N.numpy(), weights_N.numpy()
+        assert labels.min() >= 0 and labels.max() < len(table)  # the loops look at no bounds
+        panels, like = -(-len(table) // COLUMNS), like_rows(size)
+        # PyTorch's memory begins with a line of the cache, for AMX
+        packed = torch.empty((panels, size // 4, COLUMNS), dtype=torch.int32).numpy()
+        vectors = np.empty((3, panels * COLUMNS), np.float32)
+        pack_table(rows(table), vector(bias_V), packed, vectors)
+        powers = torch.empty((panels, count, COLUMNS), dtype=torch.bfloat16)
+        starts, (tops, totals) = (
+            np.empty(count, np.float32),
+            np.empty((2, count, LANES), np.float32),
+        )
+        of_positions = starts, tops, totals
+        own = find_powers(
+            rows(hidden), like, (packed, vectors), labels, _panels(powers), of_positions
+        )
+        sums = totals.sum(1, dtype=np.float64)
+        loss = LN_2 * (weights @ (np.log2(sums) + starts - own))
+        correct = (own >= tops.max(1) - ROUNDING).sum()
+        ctx.inverses, ctx.types = (1 / sums).astype(np.float32), (hidden_NH.dtype, table_VH.dtype)
+        ctx.save_for_backward(powers, hidden, table, bias_V, labels_N, weights_N)
+        ctx.mark_non_differentiable(number := torch.tensor(correct))
+        return torch.tensor(loss, dtype=torch.float32), number
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        powers, hidden, table, bias_V, labels_N, weights_N = ctx.saved_tensors
+        by_hidden, by_bias = torch.empty(hidden.shape), torch.empty(len(table))
+        by_table = torch.empty_like(table)
+        draw_gradients(
+            *(_panels(powers), ctx.inverses, rows(hidden), rows(table), labels_N.numpy()),
+            *((weights_N * gradients[0]).numpy(), np.uint32(ctx.key)),
+            (by_hidden.numpy(), rows(by_table), by_bias.numpy()),
+        )
+        by_hidden, by_table = by_hidden.to(ctx.types[0]), by_table.to(ctx.types[1])
+        return by_hidden, by_table, by_bias.to(bias_V.dtype), None, None, None
+
+
+def _panels(powers: Tensor) -> np.ndarray:
+    return powers.view(torch.uint16).numpy()

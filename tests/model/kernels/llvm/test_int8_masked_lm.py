@@ -1,0 +1,146 @@
+"""The int8 loss beside float64's cross-entropy: its drawn gradient on average and by the piece."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bertsmith.model.config import config_for
+from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.kernels.elementwise import seed_dropout
+from bertsmith.model.kernels.llvm.int8_masked_lm import UNITS
+from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
+from bertsmith.model.kernels.quantized_linear import has_int8, use_int8
+
+from ..harness import error
+
+pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
+SHAPES = pytest.mark.parametrize(
+    ("count", "size", "pieces"), [(1, 64, 33), (5, 64, 300), (40, 128, 1000), (301, 192, 515)]
+)
+
+
+def inputs(count, size, pieces, dtype=torch.bfloat16):
+    """([hidden, table, bias], labels, weights): a layer's normalized states, logits up to 10."""
+    generator = torch.Generator().manual_seed(count)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    hidden, table = normal(count, size).bfloat16(), (0.2 * normal(pieces, size)).bfloat16()
+    labels = torch.randint(pieces, (count,), generator=generator)
+    weights = torch.rand(count, generator=generator)
+    weights[1::7] = 0
+    return [hidden.to(dtype), table.to(dtype), normal(pieces)], labels, weights
+
+
+def ours(leaves, labels, weights, key=1, scale=0.3):
+    """[loss, correct predictions, gradients of `scale` times the loss]."""
+    own = [leaf.clone().requires_grad_() for leaf in leaves]
+    seed_dropout(key)
+    loss, correct = masked_lm_loss(*own, labels, weights, int8=True)
+    (scale * loss).backward()
+    return [loss.item(), correct.item(), *(leaf.grad for leaf in own)]
+
+
+def exact(leaves, labels, weights, scale=0.3):
+    own = [leaf.double().requires_grad_() for leaf in leaves]
+    logits = own[0] @ own[1].t() + own[2]
+    loss = (weights * F.cross_entropy(logits, labels, reduction="none")).sum()
+    (scale * loss).backward()
+    correct = (logits.argmax(1) == labels).sum().item()
+    return [loss.item(), correct, *(leaf.grad for leaf in own)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@SHAPES
+def test_loss_equals_float64s_and_gradients_do_on_average(count, size, pieces, dtype):
+    leaves, labels, weights = inputs(count, size, pieces, dtype)
+    labels[:3] = (leaves[0].double() @ leaves[1].double().t() + leaves[2]).argmax(1)[:3]
+    for scale in (0.3, -2.0):
+        expected = exact(leaves, labels, weights, scale)
+        draws = [ours(leaves, labels, weights, key, scale) for key in range(100)]
+        loss, correct, *_, by_bias = draws[0]
+        # int8 makes logits, of deviation 2 to 3, off by 1%: some 0.03, evenly so
+        assert loss == pytest.approx(expected[0], rel=1e-2) and abs(correct - expected[1]) <= 1
+        assert error(by_bias, expected[4]) < 0.03  # of softmax, which is not drawn
+        for found, one in zip(zip(*draws, strict=True), expected, strict=True):
+            if isinstance(one, torch.Tensor):
+                assert found[0].dtype == (torch.float32 if one.dim() == 1 else dtype)
+                # one draw is off by up to 1 / sqrt(UNITS), 6%; the mean of 100 by a tenth of that
+                assert error(found[0], one) < 0.09
+                assert error(torch.stack(found).double().mean(0), one) < 0.03
+
+
+@SHAPES
+def test_a_pieces_probabilities_are_off_by_less_than_a_unit_in_all(count, size, pieces):
+    leaves, labels, _ = inputs(count, size, pieces)
+    leaves[0][:] = 1  # so that the table's gradient is the sum of what was drawn
+    _, _, by_hidden, by_table, by_bias = ours(leaves, labels, torch.ones(count), scale=1)
+    drawn = by_table.float()
+    assert (drawn == drawn[:, :1]).all()
+    rounding = by_bias.abs() * 2**-8  # of bf16
+    assert ((drawn[:, 0] - by_bias).abs() <= 1 / UNITS + rounding + 1e-4).all()
+    assert by_hidden.isfinite().all()
+
+
+def test_the_gradient_depends_on_the_passs_key_alone():
+    given = inputs(40, 64, 700)
+    one, again, other = (ours(*given, key=key) for key in (1, 1, 2))
+    assert all(torch.equal(*pair) for pair in zip(one[2:], again[2:], strict=True))
+    assert not torch.equal(one[3], other[3]) and one[:2] == other[:2]
+    assert torch.equal(one[4], other[4])  # the bias' is not drawn
+
+
+def test_a_late_piece_may_be_far_above_the_first_ones():
+    leaves, labels, weights = inputs(40, 64, 700)
+    leaves[2][650] += 300  # e^300 is beyond float32
+    labels[5], weights[5] = 650, 1
+    found, expected = ours(leaves, labels, weights), exact(leaves, labels, weights)
+    assert found[0] == pytest.approx(expected[0], rel=1e-3) and found[1] == expected[1] == 1
+    assert all(error(*pair) < 1e-2 for pair in zip(found[2:], expected[2:], strict=True))
+
+
+def test_a_label_may_be_far_below_all():
+    leaves, labels, weights = inputs(40, 64, 700)
+    leaves[2][labels[5]] -= 200  # its power of two is 0
+    weights[5] = 1
+    found, expected = ours(leaves, labels, weights), exact(leaves, labels, weights)
+    assert found[0] == pytest.approx(expected[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", range(3))
+def test_what_is_not_finite_is_not_hidden(bad, where):
+    leaves, labels, weights = inputs(40, 64, 700)
+    leaves[where][3], weights[3], labels[labels == 3] = bad, 1, 4
+    loss, _, *gradients = ours(leaves, labels, weights)
+    assert not math.isfinite(loss)
+    assert not all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_a_model_in_int8_draws_and_is_measured_exactly():
+    config = config_for("tiny", vocab_size=300, dropout=0.0, attention_dropout=0.0)
+    model = PreTrainingModel(config)
+    assert not model.int8_loss
+    use_int8(model)
+    assert model.int8_loss
+    states = torch.randn(50, config.hidden_size, dtype=torch.bfloat16)
+    labels = torch.randint(300, (50,))
+
+    def gradient(key):
+        seed_dropout(key)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, _ = model._token_loss(states, labels)
+        loss.backward()
+        return model.shared_table().grad
+
+    assert not torch.equal(gradient(1), gradient(2))
+    with torch.no_grad():
+        hidden = model.mlm.transform(states.float())
+        plain = F.cross_entropy(hidden @ model.shared_table().t() + model.mlm.bias, labels)
+        assert (model._token_loss(states.float(), labels)[0] / 50).item() == pytest.approx(
+            plain.item(), rel=1e-5
+        )
