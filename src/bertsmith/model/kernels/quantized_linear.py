@@ -72,7 +72,8 @@ def use_int8(model: nn.Module) -> None:
     for linear in chosen:
         linear.__class__ = Int8Linear
     if hasattr(model, "int8_loss"):
-        setattr(model, "int8_loss", True)
+        pretraining: Any = model
+        pretraining.int8_loss = True
 
 
 def use_float8(model: nn.Module) -> None:
