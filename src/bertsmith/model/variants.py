@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
 from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
+from bertsmith.model.kernels.quantized_linear import Int8Linear
 from bertsmith.model.kernels.unpadded import Unpadded
 
 LayerType = TypeVar("LayerType", bound=nn.Module)
@@ -101,9 +102,10 @@ def project(
     size = x_BSH.shape[2]
     weight_q, weight_kv = qkv.weight.split((size, 2 * size))
     bias_q, bias_kv = qkv.bias.split((size, 2 * size))
-    keys_values = F.linear(norm(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
+    linear = Int8Linear.linear if isinstance(qkv, Int8Linear) else F.linear
+    keys_values = linear(norm(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
     x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
-    return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), *keys_values)
+    return x_BQH, (linear(norm(x_BQH), weight_q, bias_q), *keys_values)
 
 
 class PreNorm:

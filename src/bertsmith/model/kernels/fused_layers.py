@@ -24,7 +24,7 @@ from bertsmith.model.kernels.elementwise import (
     vector,
 )
 from bertsmith.model.kernels.numbers import curves, half_plus_odd, hash32, load, store, vectorized
-from bertsmith.model.kernels.quantized_linear import Int8Linear
+from bertsmith.model.kernels.quantized_linear import Int8Linear, int8_matmul
 
 
 def linear_gelu(linear: nn.Linear, x: Tensor, approximate: str) -> Tensor:
@@ -56,7 +56,8 @@ def replaceable(linear: nn.Linear, *others: nn.Module) -> bool:
 
 def without_bias(linear: nn.Linear, x: Tensor) -> Tensor:
     """x @ weight^T, as this layer trains."""
-    return linear.product(x) if isinstance(linear, Int8Linear) else F.linear(x, linear.weight)
+    matmul = int8_matmul if isinstance(linear, Int8Linear) else F.linear
+    return matmul(x, linear.weight)
 
 
 class _BiasGelu(torch.autograd.Function):

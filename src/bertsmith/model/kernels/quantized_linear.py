@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.base.jit import compiled
@@ -238,15 +239,21 @@ class Int8Linear(nn.Linear):
     """A linear layer that trains in int8; without gradients as it was."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not (torch.is_grad_enabled() and has_kernels(input)):
-            return super().forward(input)
-        return self.product(input) + self.bias.to(torch.bfloat16)
+        return self.linear(input, self.weight, self.bias)
 
-    def product(self, x: Tensor) -> Tensor:
-        """x @ weight^T in bf16, [..., I] -> [..., O]."""
-        flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
-        # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
-        return _Int8Linear.apply(flat_NI, self.weight.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
+    @staticmethod
+    def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        """x @ weight^T + bias, as of a layer with that weight."""
+        if not (torch.is_grad_enabled() and has_kernels(x)):
+            return F.linear(x, weight_OI, bias_O)
+        return int8_matmul(x, weight_OI) + bias_O.to(torch.bfloat16)
+
+
+def int8_matmul(x: Tensor, weight_OI: Tensor) -> Tensor:
+    """x @ weight^T in int8, of which PyTorch knows the gradients, bf16: [..., I] -> [..., O]."""
+    flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
+    # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
+    return _Int8Linear.apply(flat_NI, weight_OI.to(torch.bfloat16)).unflatten(0, x.shape[:-1])
 
 
 def has_float8(device: torch.device) -> bool:
