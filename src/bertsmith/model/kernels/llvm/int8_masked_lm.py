@@ -223,70 +223,74 @@ def add_multiples(context, one, two, factor, length):
 
 
 @compiled
-def pack_table(table, bias, packed, vectors):
-    """A table bf16 [V, H] and its bias for `powers_block`, which has logits in units of log 2.
+def pack_panel(table, bias, first, panel, packed, vectors):
+    """32 pieces of a table bf16 [V, H] for `powers_block`, which has logits in units of log 2.
 
-    packed int32 [P, H / 4, 32] as `pack_weight` has it; `vectors` float32 [3, 32 P]: scale, total
-    and bias. Behind the last piece are columns whose power is 0.
+    packed int32 [1, H / 4, 32] as `pack_weight` has it; `vectors` float32 [3, 32]: scale, total and
+    bias. Behind the last piece are columns whose power is 0. `panel` int8 [32, H] is to work in.
     """
-    panel = np.zeros((COLUMNS, table.shape[1]), np.int8)
-    for number in range(len(packed)):
-        first, last = number * COLUMNS, min((number + 1) * COLUMNS, len(table))
-        quantize_columns(table[first:last], panel, vectors[0, first:last], vectors[1, first:last])
-        panel[last - first :] = 0
-        pack_inputs(panel, packed, number)
-        for column in range(first, last):
-            vectors[0, column] *= LOG2_E
-            vectors[1, column] *= LOG2_E
-            vectors[2, column] = load(bias[column]) * LOG2_E
-    vectors[:2, len(table) :] = 0
-    vectors[2, len(table) :] = LOWEST
+    here = min(COLUMNS, len(table) - first)
+    quantize_columns(table[first : first + here], panel, vectors[0], vectors[1])
+    pack_inputs(panel, packed, 0)
+    for c in range(here):
+        vectors[0, c] *= LOG2_E
+        vectors[1, c] *= LOG2_E
+        vectors[2, c] = load(bias[first + c]) * LOG2_E
+    vectors[:2, here:], vectors[2, here:] = 0, LOWEST
 
 
 @compiled
-def own_logit(row, range_, label, packed, vectors):
-    """A label's logit, as `powers_block` has it but for the last bits."""
-    words, total = packed[label // COLUMNS].view(np.int8), np.int32(0)
-    column = label % COLUMNS
+def own_logit(row, range_, column, packed, vectors):
+    """A row's logit in one of 32 columns, but for its last bits as `powers_block` has it."""
+    words, total = packed[0].view(np.int8), np.int32(0)
     for k in range(len(row)):
         total += np.int32(np.uint8(row[k])) * np.int32(words[k // 4, 4 * column + k % 4])
-    of_column, sums, bias = vectors[0, label], vectors[1, label], vectors[2, label]
-    return np.float32(total) * (range_[0] * of_column) + (range_[1] * sums + bias)
+    scale, low = range_
+    offset = low * vectors[1, column] + vectors[2, column]
+    return np.float32(total) * (scale * vectors[0, column]) + offset
 
 
 @compiled
-def find_powers(hidden, like, table, labels, powers, found):
+def find_powers(hidden, like, table, bias, labels, powers, found):
     """Write powers of two of all logits, bf16 [P, N, 32], and `found`; the labels' logits [N].
 
-    `table` is (packed, vectors), see `pack_table`; `found` are starts float32 [N], tops and totals
-    [N, 16]. A position's start is its largest logit among the first pieces; where a later one is
-    too far above for float32, all is done again with that. The largest of its tops is the largest
-    of its logits, the sum of its totals that of 2^(logit - start).
+    `found` are starts float32 [N], tops and totals [N, 16]. A position's start is its largest logit
+    among the first pieces; where a later one is too far above for float32, all is done again with
+    that. The largest of its tops is the largest of its logits, the sum of its totals that of
+    2^(logit - start).
     """
-    (packed, vectors), (starts, tops, totals) = table, found
-    (count, size), columns = hidden.shape, vectors.shape[1]
+    (count, size), (starts, tops, totals) = hidden.shape, found
     quantized, ranges = zeros(count + ROWS, size, like), np.empty((2, count), np.float32)
-    sums, likes = zeros(ROWS, COLUMNS, NO_ROOM), (hidden, like)
+    sums, likes, own = zeros(ROWS, COLUMNS, NO_ROOM), (hidden, like), np.empty(count, np.float32)
+    packed = zeros(size // 4, COLUMNS, NO_ROOM).reshape((1, size // 4, COLUMNS))
+    panel, vectors = np.zeros((COLUMNS, size), np.int8), np.empty((3, COLUMNS), np.float32)
+    by_piece = np.argsort(labels)
     for n in range(count):
         source, target = address(hidden, n * size), address(quantized, n * size)
         ranges[0, n], ranges[1, n] = quantize_row(likes, source, None, target, size)
     starts[:] = 0
     begin(like)
     for attempt in range(3):
-        tops[:], totals[:] = LOWEST, 0
-        for panel in range(len(powers) if attempt else min(FIRST, len(powers))):
-            column = panel * COLUMNS
-            b, scale = (address(packed, column * (size // 4)), LINE * 2), address(vectors, column)
-            total, bias = address(vectors, columns + column), address(vectors, 2 * columns + column)
+        tops[:], totals[:], place = LOWEST, 0, 0
+        for number in range(len(powers) if attempt else min(FIRST, len(powers))):
+            first = number * COLUMNS
+            pack_panel(table, bias, first, panel, packed, vectors)
             for n in range(0, count, ROWS):
-                top, own = address(tops, n * LANES), address(totals, n * LANES)
+                a, b = (address(quantized, n * size), size), (address(packed, 0), 4 * COLUMNS)
+                shape, of_rows = (size // 4, min(ROWS, count - n)), address(ranges, n)
+                of_columns = address(vectors, 0), address(vectors, 32), address(vectors, 64)
+                of_powers = address(tops, n * LANES), address(totals, n * LANES)
                 powers_block(
-                    *((like, powers), (address(quantized, n * size), size), b, address(sums, 0)),
-                    *((size // 4, min(ROWS, count - n)),),
-                    *((address(ranges, n), address(ranges, count + n)), (scale, total, bias)),
-                    *((address(starts, n), top, own),),
-                    (address(powers, (panel * count + n) * COLUMNS), LINE),
+                    *((like, powers), a, b, address(sums, 0), shape),
+                    *((of_rows, address(ranges, count + n)), of_columns),
+                    *((address(starts, n), *of_powers),),
+                    (address(powers, (number * count + n) * COLUMNS), LINE),
                 )
+            while place < count and labels[by_piece[place]] < first + COLUMNS:
+                n = by_piece[place]
+                range_ = ranges[0, n], ranges[1, n]
+                own[n] = own_logit(quantized[n], range_, labels[n] - first, packed, vectors)
+                place += 1
         highest = np.float32(0)
         for n in range(count):
             highest = max(highest, tops[n].max() - starts[n])
@@ -295,9 +299,6 @@ def find_powers(hidden, like, table, labels, powers, found):
         for n in range(count):
             starts[n] = tops[n].max()
     end(like)
-    own = np.empty(count, np.float32)
-    for n in range(count):
-        own[n] = own_logit(quantized[n], ranges[:, n], labels[n], packed, vectors)
     return own
 
 
@@ -363,20 +364,12 @@ class Int8MaskedLMLoss(torch.autograd.Function):
         hidden, table = (part.bfloat16().contiguous() for part in (hidden_NH, table_VH))
         (count, size), labels, weights = hidden.shape, labels_N.numpy(), weights_N.numpy()
         assert labels.min() >= 0 and labels.max() < len(table)  # the loops look at no bounds
-        panels, like = -(-len(table) // COLUMNS), like_rows(size)
-        # PyTorch's memory begins with a line of the cache, for AMX
-        packed = torch.empty((panels, size // 4, COLUMNS), dtype=torch.int32).numpy()
-        vectors = np.empty((3, panels * COLUMNS), np.float32)
-        pack_table(rows(table), vector(bias_V), packed, vectors)
+        panels = -(-len(table) // COLUMNS)
         powers = torch.empty((panels, count, COLUMNS), dtype=torch.bfloat16)
-        starts, (tops, totals) = (
-            np.empty(count, np.float32),
-            np.empty((2, count, LANES), np.float32),
-        )
-        of_positions = starts, tops, totals
-        own = find_powers(
-            rows(hidden), like, (packed, vectors), labels, _panels(powers), of_positions
-        )
+        found = np.empty(count, np.float32), *np.empty((2, count, LANES), np.float32)
+        given = rows(hidden), like_rows(size), rows(table), vector(bias_V), labels
+        own = find_powers(*given, _panels(powers), found)
+        starts, tops, totals = found
         sums = totals.sum(1, dtype=np.float64)
         loss = LN_2 * (weights @ (np.log2(sums) + starts - own))
         correct = (own >= tops.max(1) - ROUNDING).sum()
