@@ -110,8 +110,9 @@ def ours(
     )
     if settings.precision == AUTO_INT8:
         (phase,) = settings.phases()
-        tokens = rows_per_forward(settings, phase, engine, config) * length
-        engine = with_faster_matmul(engine, config, tokens)
+        rows_at_once = rows_per_forward(settings, phase, engine, config)
+        predictions = rows_at_once * settings.examples(length).num_predictions
+        engine = with_faster_matmul(engine, config, rows_at_once * length, predictions)
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     task = Pretraining(model, open_stream(folder, settings), None, settings, engine)
     optimizer = build_optimizer(model, settings.optimizer, RATE, 0.01)

@@ -66,15 +66,15 @@ def train(store_folder, tmp_path, settings):
 @pytest.fixture
 def figures(monkeypatch, tmp_path):
     """A CPU with int8, not measured before, whose layer takes 100 ms in bf16, and as long in int8
-    as is said; with it the (hidden size, tokens, threads) that were measured."""
+    as is said; with it the (hidden size, tokens, threads, predictions) measured."""
     measured = []
 
     def take(int8):
         monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / f"cache-{int8}"))
 
-        def measure(config, tokens, threads):
-            measured.append((config.hidden_size, tokens, threads))
-            return MatmulTimes(tokens, bf16=0.1, int8=int8)
+        def measure(config, tokens, threads, predictions):
+            measured.append((config.hidden_size, tokens, threads, predictions))
+            return MatmulTimes(tokens, bf16=0.1, int8=int8, predictions=predictions)
 
         for module in (engine, matmul_times):
             monkeypatch.setattr(module, "has_int8", lambda device: True)

@@ -75,7 +75,7 @@ def test_int8_where_a_processor_has_it(monkeypatch, has_vnni, has_bf16, best):
 
 def test_precision_is_that_of_the_products():
     left = torch.ones(4, 4)
-    for precision in ("float32", "bf16", "int8"):  # int8 in the encoder's layers
+    for precision in ("float32", "bf16", "int8"):  # int8 is for functions of ours
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         with Engine(torch.device("cpu"), precision, 1).autocast():
             assert (left @ left).dtype == dtype

@@ -16,6 +16,7 @@ from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.masked_lm_loss import CUDA_BLOCK
+from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, choose_engine
 from bertsmith.training.loop.update import make_update
 from bertsmith.training.memory import (
@@ -27,6 +28,8 @@ from bertsmith.training.memory import (
 from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import Replicas
 
+WITHOUT_INT8 = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
+INT8 = pytest.param("int8", "adamw", marks=WITHOUT_INT8)
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 BASE = config_for("base", 30522)
 
@@ -117,7 +120,7 @@ def test_a_gpu_computes_logits_in_blocks_of_its_own():
 @pytest.mark.parametrize("size", ["tiny", "mini", "base"])
 @pytest.mark.parametrize(
     ("precision", "optimizer"),
-    [("float32", "adamw"), ("float32", "muon"), ("bf16", "adamw"), ("bf16", "muon")],
+    [("float32", "adamw"), ("float32", "muon"), ("bf16", "adamw"), ("bf16", "muon"), INT8],
 )
 def test_peak_is_that_of_a_process(size, precision, optimizer):
     how = {"precision": precision, "optimizer": optimizer}
@@ -134,6 +137,7 @@ def steps(size, pieces, shape, count):
     model = initialize(PreTrainingModel(config), 0.02, torch.Generator().manual_seed(1))
     optimizer = build_optimizer(model, shape.optimizer, 1e-4, 0.01)
     engine = choose_engine("cpu", shape.precision, shape.workers)
+    engine.prepare(model)
 
     def gradients(replica, rows, number):
         replica.train()

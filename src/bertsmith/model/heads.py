@@ -165,7 +165,7 @@ class PreTrainingModel(BareModel):
     def losses(
         self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None, targets: Targets
     ) -> PreTrainingLosses:
-        """Losses of the same heads; the masked-LM logits are never stored whole."""
+        """Losses of the same heads, without a matrix of all masked-LM logits in float32."""
         rows = ids_BS, types_BS, lengths_B
         words_BS, next_sentence = targets.words_BS, targets.next_sentence
         with_cls = next_sentence or words_BS is not None

@@ -105,7 +105,8 @@ def project(
     linear = Int8Linear.linear if isinstance(qkv, Int8Linear) else F.linear
     keys_values = linear(norm(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
     x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
-    return x_BQH, (linear(norm(x_BQH), weight_q, bias_q), *keys_values)
+    # so few rows are not quicker in int8
+    return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), *keys_values)
 
 
 class PreNorm:

@@ -18,7 +18,7 @@ from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_f
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 from bertsmith.training.settings import AUTO_INT8, LEAST_GAIN
 
-# float8 and int8 are for the matrix products of the encoder's layers; all else is bf16.
+# float8 and int8 are for the encoder's layers, int8 for the masked-LM loss; all else is bf16
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 AUTO = ("auto", AUTO_INT8)  # resolved when a run starts, and kept by it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy
@@ -33,6 +33,8 @@ class MatmulTimes:
     bf16: float
     int8: float
     """With the scales of inputs, weights and gradients."""
+    predictions: int = 0
+    """Masked positions a core, of whose loss a layer's share is in the seconds."""
     source: str = ""
     """Where they are kept, for the log."""
 
@@ -55,8 +57,9 @@ class MatmulTimes:
         'int8: the products of a layer take 8.1 ms in int8, 10.2 ms in bf16 (2,048 tokens a core)'
         """
         source = f"; {self.source}" if self.source else ""
+        loss = ", with its share of the loss," if self.predictions else ""
         return (
-            f"{self.faster}: the products of a layer take {1e3 * self.int8:.3g} ms in int8, "
+            f"{self.faster}: the products of a layer{loss} take {1e3 * self.int8:.3g} ms in int8, "
             f"{1e3 * self.bf16:.3g} ms in bf16 ({self.tokens:,} tokens a core){source}"
         )
 
@@ -68,7 +71,7 @@ class Engine:
     device: torch.device
     precision: str
     """"float32"; "bf16": bf16 matrix products, float32 master weights; "float8": the same with the
-    encoder's layers in float8; "int8": the same in int8, on a CPU."""
+    encoder's layers in float8; "int8": the same in int8, and the masked-LM loss, on a CPU."""
     threads: int
     ranks: Ranks = SINGLE_PROCESS
     matmul_times: MatmulTimes | None = None

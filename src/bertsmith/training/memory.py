@@ -14,7 +14,7 @@ import torch
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
-from bertsmith.model.kernels.masked_lm_loss import BLOCK, CUDA_BLOCK
+from bertsmith.model.kernels.masked_lm_loss import BLOCK, CUDA_BLOCK, INT8_LOGITS
 
 MOMENTS = {"adamw": 2, "paper-adam": 2, "lamb": 2, "muon": 1}  # running means of a layer's matrix
 FUSED = ("adamw", "paper-adam", "muon")  # loop/update.py adds gradients where they are used
@@ -93,7 +93,8 @@ def step_memory(config: ModelConfig, shape: StepShape) -> Memory:
     gradients = shape.workers * (weights if several else weights - narrow)
     masked = shape.micro_batch_size * shape.predictions
     if shape.device == "cpu":  # logits: of all positions in int8, else a block; AMX does without
-        at_once = masked if shape.precision == "int8" else min(BLOCK, masked)
+        whole = shape.precision == "int8" and masked * config.vocab_size <= INT8_LOGITS
+        at_once = masked if whole else min(BLOCK, masked)
         head = number * at_once * config.vocab_size
     else:  # a block of logits, and at most four of its steps to their gradient in float32
         head = min(CUDA_BLOCK, masked) * config.vocab_size * (number + 4 * FLOAT)

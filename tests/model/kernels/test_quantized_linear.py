@@ -29,6 +29,7 @@ from bertsmith.model.kernels.quantized_linear import (
     use_float8,
     use_int8,
 )
+from bertsmith.model.variants import project
 
 from .harness import assert_near, error, run, stored_block
 
@@ -76,6 +77,20 @@ def test_any_number_of_rows(rows):
     plain, ours, *_ = layers()
     x, above = torch.randn(rows, INPUTS), torch.randn(rows, OUTPUTS)
     assert_near(through(ours, x, above)[:3], through(plain, x, above)[:3], 1.5 * PRODUCT)
+
+
+@multiplies
+def test_keys_and_values_of_a_last_layer_are_those_of_the_whole_layer():
+    qkv = nn.Linear(INPUTS, 3 * INPUTS)
+    x, positions = torch.randn(2, 20, INPUTS), torch.tensor([[3, 0], [7, 19]])
+    plain = project(qkv, x, positions)[1]
+    qkv.__class__ = Int8Linear
+    x_part, (query, *keys_values) = project(qkv, x, positions)
+    _, (_, *expected) = project(qkv, x, None)
+    assert torch.equal(x_part, x.gather(1, positions[:, :, None].expand(-1, -1, INPUTS)))
+    assert torch.equal(query, plain[0])
+    for found, wanted, before in zip(keys_values, expected, plain[1:], strict=True):
+        assert torch.equal(found, wanted) and not torch.equal(found, before.bfloat16())
 
 
 @multiplies

@@ -292,7 +292,7 @@ def test_the_faster_precision_is_measured(trainer, toy, figures, capsys, int8, t
     measured = figures(int8)
     asked = replace(toy.settings, precision="auto-int8")
     assert trainer.with_faster_precision(asked) == replace(asked, precision=taken)
-    assert measured == [(64, 128, 1)]  # 16 rows of 7 tokens, rounded
+    assert measured == [(64, 128, 1, 0)]  # 16 rows of 7 tokens, rounded
     assert f"finetune: {taken}: the products of a layer take" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ import torch
 
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
+from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training import engine
 from bertsmith.training.engine import MatmulTimes
@@ -41,9 +42,10 @@ def test_int8_is_taken_for_a_tenth_of_the_time(resolved, figures, int8, taken):
     measured = figures(int8)
     found, chosen = resolved(micro_batch_size=8)
     assert found.precision == chosen.precision == taken
-    assert measured == [(64, 8 * 48, 1)]  # the run's own shapes, as one worker has them
+    assert measured == [(64, 8 * 48, 1, 8 * 7)]  # the run's own shapes, as one worker has them
     said = chosen.reason
     assert said is not None and said.startswith(f"{taken}: ") and "100 ms in bf16 (384 tok" in said
+    assert "of a layer, with its share of the loss, take" in said
 
 
 @pytest.mark.parametrize("what", ["nothing", "tokens", "processor", "sources"])
@@ -87,7 +89,7 @@ def test_the_micro_batch_is_tried_in_what_was_taken(resolved, figures, monkeypat
     monkeypatch.setattr(trial.Trial, "micro_batch", lambda self, _: tried.append(self) or found)
     assert resolved(micro_batch_size="auto")[0].micro_batch_size == 4
     assert [one._engine.precision for one in tried] == ["bf16"]
-    assert measured == [(64, 16 * 48, 1)]
+    assert measured == [(64, 16 * 48, 1, 16 * 7)]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,8 @@ def test_a_run_keeps_its_choice(store_folder, tmp_path, figures, has_checkpoint)
     assert first["settings"]["precision"] == first["machine"]["precision"] == "bf16"
     assert first["matmul_times"] == {"taken": "bf16", "tokens": 32 * 48, "milliseconds": times}
     assert [text for text in messages(out) if "bf16" in text] == [
-        "bf16: the products of a layer take 95 ms in int8, 100 ms in bf16 (1,536 tokens a core); "
+        "bf16: the products of a layer, with its share of the loss, take 95 ms in int8, 100 ms in "
+        "bf16 (1,536 tokens a core); "
         f"kept in {kept}"
     ]
     if not has_checkpoint:  # stopped before its first one: it begins anew with its settings
@@ -139,6 +142,23 @@ def test_both_are_measured_in_little_time(monkeypatch, gated):
     config = config_for("1x64", 100, gated=gated)
     times = measure_matmuls(config, tokens=32, threads=2)
     assert times.tokens == 32 and times.bf16 > 0 and times.int8 > 0
+
+
+@needs_int8
+def test_the_loss_is_measured_where_there_are_predictions(monkeypatch):
+    computed = []
+
+    def recorded(hidden, table, *others, int8):
+        computed.append((tuple(hidden.shape), tuple(table.shape), int8))
+        return masked_lm_loss(hidden, table, *others, int8=int8)
+
+    monkeypatch.setattr(matmul_times, "SECONDS", 0.0)
+    monkeypatch.setattr(matmul_times, "masked_lm_loss", recorded)
+    assert measure_matmuls(config_for("2x64", 100), tokens=32, threads=1).predictions == 0
+    assert not computed
+    times = measure_matmuls(config_for("2x64", 100), tokens=32, threads=1, predictions=5)
+    assert times.predictions == 5 and times.bf16 > 0 and times.int8 > 0
+    assert set(computed) == {((5, 64), (100, 64), int8) for int8 in (False, True)}
 
 
 @needs_int8

@@ -126,11 +126,12 @@ def tensors(run, step=6):
     return {**weights(checkpoint), **weights(checkpoint, "optimizer.safetensors")}
 
 
-def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
+def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0, drawn=0.0):
     """The weights after six steps differ by sums in another order, amplified by Adam's division.
 
     `flipped`: the share of a tensor's gradients that may be so near 0 that rounding chooses their
-    sign, and with it that of a whole step.
+    sign, and with it that of a whole step. `drawn`: the same of the token table's, which may be
+    drawn by chance.
     """
     for event in ("train", "evaluate"):
         found, wanted = lines(run, event), lines(expected, event)
@@ -148,7 +149,8 @@ def assert_same_to_rounding(run, expected, losses=1e-5, flipped=0.0):
             assert off.max() <= max(2e-4, losses, step * RECIPE["steps"]), name
             continue
         most = max(2e-4, 0.2 * losses)
-        assert (off > most).float().mean() <= flipped and off.max() <= max(most, step), name
+        share = max(flipped, drawn) if "word_embeddings" in name else flipped
+        assert (off > most).float().mean() <= share and off.max() <= max(most, step), name
     states = [RunFolder(path).latest() / "state.json" for path in (run, expected)]
     for state in (found := [read_json(path)["loop"] for path in states]):
         del state["seconds"], state["since_log"]
@@ -160,8 +162,8 @@ def test_two_ranks_do_what_one_does(together, alone, name):
     # a weight that differs by a rounding may be rounded to another number of bf16 or int8; and a
     # gradient in bf16 is one of float32 where weights are sharded; a probability of the int8 loss
     # may be drawn to the other of two numbers
-    losses, flipped = {"bf16": (1e-3, 0.0), "shard, int8": (3e-3, 1e-2)}.get(name, (1e-5, 0.0))
-    assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), losses, flipped)
+    limits = {"bf16": (1e-3, 0.0), "shard, int8": (3e-3, 2e-3, 1e-2)}.get(name, (1e-5, 0.0))
+    assert_same_to_rounding(together[0][name][0], alone(**SAME[name][1]), *limits)
 
 
 def test_the_ranks_had_unequal_numbers_of_masked_tokens(store_folder):

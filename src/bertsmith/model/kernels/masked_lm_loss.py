@@ -1,9 +1,9 @@
 """The masked-LM loss with its gradient, a block of masked positions at a time.
 
 The logits of a block become their own gradient in place: one product makes them, one pass over
-them takes softmax and loss, two products carry them back. The logits of all positions, by far the
-largest tensor of a small model's step, are never stored. With AMX `llvm/tiled_masked_lm.py` does
-it instead, and in int8 `llvm/int8_masked_lm.py`.
+them takes softmax and loss, two products carry them back. So the logits of all positions, by far
+the largest tensor of a small model's step, are not stored. With AMX `llvm/tiled_masked_lm.py` does
+it instead, and in int8 `llvm/int8_masked_lm.py`, which keeps them in 16 bits up to a limit.
 
 Elsewhere than on a CPU PyTorch's operators do the same. There shapes do not depend on how many
 positions were masked (an unused slot has the label -100), and the vocabulary is padded to whole
@@ -29,6 +29,7 @@ from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorize
 
 UNUSED = -100  # PyTorch's own label for what does not count
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
+INT8_LOGITS = 1 << 28  # kept by the loss in int8, in 2 bytes each: of 8,795 positions
 CUDA_BLOCK = 8192  # slots at once: 0.5 GB of bf16 logits at 30,522 pieces
 ALIGNMENT = 64  # pieces
 
@@ -44,8 +45,9 @@ def masked_lm_loss(
     """(summed cross-entropy in nats, number of correct predictions) of hidden @ table^T + bias.
 
     Each loss counts `weights_N` times (float32; None: once). Products have the dtype of autocast,
-    else of `hidden_NH`; the rest is float32 (float64 where hidden is). `int8`: where a gradient is
-    wanted, kernels run and H is a multiple of 64, it is all as `llvm/int8_masked_lm.py` has it.
+    else of `hidden_NH`; the rest is float32 (float64 where hidden is). `int8`, on a CPU that
+    has it: where a gradient is wanted, kernels run, H is a multiple of 64 and the logits are at
+    most INT8_LOGITS, all is as `llvm/int8_masked_lm.py` has it.
     Labels are int64; where no kernel runs, -100 is a slot that does not count.
     """
     if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
@@ -57,7 +59,8 @@ def masked_lm_loss(
         weights_N = torch.ones(labels_N.shape, device=labels_N.device)
     kind = _DeviceMaskedLMLoss
     if has_kernels(hidden_NH):
-        if int8 and torch.is_grad_enabled() and len(hidden_NH) and hidden_NH.shape[1] % LINE == 0:
+        fits = 0 < len(hidden_NH) * len(table_VH) <= INT8_LOGITS and hidden_NH.shape[1] % LINE == 0
+        if int8 and fits and torch.is_grad_enabled():
             given = hidden_NH, table_VH, bias_V, labels_N, weights_N, next_key()
             return Int8MaskedLMLoss.apply(*given)
         kind = TiledMaskedLMLoss if has_tiled_loss(hidden_NH) else _MaskedLMLoss

@@ -1,4 +1,4 @@
-"""The faster of int8 and bf16 for a layer's matrix products, measured once on a machine.
+"""The faster of int8 and bf16 for a run's matrix products, measured once on a machine.
 
 The CPU's instructions do not tell: rounding and packing may take longer than int8 saves. What was
 measured is kept, so that the same training takes the same precision each time:
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +26,7 @@ from bertsmith.model.encoder import Layer
 from bertsmith.model.kernels.fused_layers import without_bias
 from bertsmith.model.kernels.llvm.blocks import LINE, cpu_features
 from bertsmith.model.kernels.llvm.weight_gradient import PART
+from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.training.engine import Engine, MatmulTimes, cpu_name
 from bertsmith.training.replicas import Replicas
@@ -37,26 +38,31 @@ OPERATIONS = 22e9
 NOISE = 1 << 16  # random numbers, which are repeated
 
 
-def with_faster_matmul(engine: Engine, config: ModelConfig, tokens: int) -> Engine:
+def with_faster_matmul(
+    engine: Engine, config: ModelConfig, tokens: int, predictions: int = 0
+) -> Engine:
     """The engine of an "auto-int8" run, in the precision that is faster at rank 0.
 
-    `tokens` are those of a core's forward pass. Measured where no figures of these products, this
-    processor and these versions are kept. Without int8 the engine stays as it is.
+    `tokens` are those of a core's forward pass, `predictions` its masked positions. Measured where
+    no figures of these products, this processor and these versions are kept. Without int8 the
+    engine stays as it is.
     """
     own = None
     if has_int8(engine.device) and config.hidden_size % LINE == 0:
         with torch.device("meta"):
             shapes = [part.weight.shape for part in _linears(Layer(config))]
-        tokens = measured_tokens(tokens, sum(shape.numel() for shape in shapes))
+        most = measured_tokens(tokens, sum(shape.numel() for shape in shapes))
+        tokens, predictions = most, round(predictions * most / tokens)
         programs = source_digest(__name__), torch.__version__, numba.__version__
         beside = engine.threads, engine.ranks.local_size  # cores that work at once
         machine = cpu_name(), sorted(cpu_features()), beside
-        made_of = [tuple(shape) for shape in shapes], tokens, machine, programs
+        loss = (predictions, config.vocab_size, config.num_layers) if predictions else ()
+        made_of = [tuple(shape) for shape in shapes], tokens, *loss, machine, programs
         digest = sha256(repr(made_of).encode()).hexdigest()
 
         def measure() -> dict[str, Any]:
-            times = measure_matmuls(config, tokens, engine.threads)
-            return {"tokens": times.tokens, "bf16": times.bf16, "int8": times.int8}
+            times = asdict(measure_matmuls(config, tokens, engine.threads, predictions))
+            return {name: value for name, value in times.items() if name != "source"}
 
         kept, source = kept_for_user("matmul_times", digest, measure)
         own = kept | {"source": source}
@@ -78,10 +84,13 @@ def measured_tokens(tokens: int, numbers: int) -> int:
     return max(LINE, round(min(tokens, most) / LINE) * LINE)
 
 
-def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTimes:
+def measure_matmuls(
+    config: ModelConfig, tokens: int, threads: int, predictions: int = 0
+) -> MatmulTimes:
     """Time a layer of `config` in both precisions by turns for a second: the least of each.
 
-    Each of `threads` cores computes `tokens` tokens, as in a step on a CPU. The first time on a
+    Each of `threads` cores computes `tokens` tokens, as in a step on a CPU, and the masked-LM loss
+    of `predictions` positions, of which a layer bears its share. The first time on a
     machine kernels are compiled before.
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
@@ -90,11 +99,12 @@ def measure_matmuls(config: ModelConfig, tokens: int, threads: int) -> MatmulTim
         for runner in runners:
             stack.enter_context(runner.replicas)
         for runner in runners:
-            runner.seconds(tokens)  # compiles
+            runner.seconds(tokens, predictions)  # compiles
         turns, stop = [], time.perf_counter() + SECONDS
         while len(turns) < LEAST_TURNS or time.perf_counter() < stop:
-            turns.append([runner.seconds(tokens) for runner in runners])
-    return MatmulTimes(tokens, *map(min, zip(*turns, strict=True)))
+            turns.append([runner.seconds(tokens, predictions) for runner in runners])
+    bf16, int8 = map(min, zip(*turns, strict=True))
+    return MatmulTimes(tokens, bf16, int8, predictions)
 
 
 class _LayerMatmuls:
@@ -104,15 +114,31 @@ class _LayerMatmuls:
         model = nn.Module()
         model.layers = nn.ModuleList([Layer(config)])
         engine.prepare(model)
-        self._engine, self.replicas = engine, Replicas(model, engine)
+        self._engine, self.replicas, self._config = engine, Replicas(model, engine), config
         self._shapes = [part.weight.shape for part in _linears(self.replicas.models[0])]
 
-    def seconds(self, tokens: int) -> float:
-        """Time the three products of each linear layer; returns the mean of the cores."""
-        widest = max(max(shape) for shape in self._shapes)
-        noise = torch.randn(NOISE).bfloat16().repeat(-(-tokens * widest // NOISE))
+    def seconds(self, tokens: int, predictions: int) -> float:
+        """Time the three products of each linear layer, and its share of those of the loss.
+
+        Returns the mean of the cores.
+        """
+        widest, config = max(max(shape) for shape in self._shapes), self._config
+        table = config.vocab_size * config.hidden_size if predictions else 0
+        noise = torch.randn(NOISE).bfloat16().repeat(-(-max(tokens * widest, table) // NOISE))
+
+        def loss() -> float:
+            started = time.thread_time()
+            size = config.hidden_size
+            hidden_NH = noise[: predictions * size].view(-1, size).requires_grad_()
+            table_VH, bias_V = noise[:table].view(-1, size), torch.zeros(config.vocab_size)
+            labels_N = torch.zeros(predictions, dtype=torch.int64)
+            weights = hidden_NH, table_VH.requires_grad_(), bias_V.requires_grad_()
+            int8 = self._engine.precision == "int8"
+            masked_lm_loss(*weights, labels_N, int8=int8)[0].backward()
+            return (time.thread_time() - started) / config.num_layers
 
         def passes(model: nn.Module) -> float:
+            share = loss() if predictions else 0.0
             started = time.thread_time()  # without other processes
             for part in _linears(model):
                 outputs, inputs = part.weight.shape
@@ -120,7 +146,7 @@ class _LayerMatmuls:
                 with self._engine.autocast():
                     y_NO = without_bias(part, x_NI)
                 y_NO.backward(noise[: tokens * outputs].view(tokens, outputs))
-            return time.thread_time() - started
+            return share + time.thread_time() - started
 
         # not by `map`, in which cores help each other
         times = self.replicas.each(passes, self.replicas.models)

@@ -194,9 +194,9 @@ class PretrainMachine(Machine):
     title = "machine"
 
     precision: str = "auto"
-    """float32, bf16, float8 or int8 (products of the encoder's layers, on GPUs and CPUs that have
-    them), or auto: bf16 where the hardware multiplies it; auto-int8: int8 where its products are
-    measured, once on a machine, to be a tenth faster, else as auto."""
+    """float32, bf16, float8 or int8 (matmuls of the encoder's layers, int8's also of the masked-LM
+    loss, where the hardware has them), or auto: bf16 where it has that; auto-int8: int8 where its
+    products are measured, once on a machine, to be a tenth faster, else as auto."""
     micro_batch_size: Annotated[int | Literal["auto"] | None, Count] = None
     """Rows computed at once; the gradients of a step's micro-batches are summed. auto: the largest
     that fits and pays. Default: each core's share of the batch, of a large model a part of it (32

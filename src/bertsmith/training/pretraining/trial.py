@@ -266,8 +266,9 @@ def resolve(
         if settings.micro_batch_size == "auto":
             known = replace(settings, micro_batch_size=None)
         phase = known.phases()[0]
-        tokens = rows_per_forward(known, phase, engine, config) * phase.length
-        engine = with_faster_matmul(engine, config, tokens)
+        rows = rows_per_forward(known, phase, engine, config)
+        predictions = rows * settings.examples(phase.length).num_predictions
+        engine = with_faster_matmul(engine, config, rows * phase.length, predictions)
     resolved: dict[str, Any] = {
         "nsp_sampling": settings.pair_rule,
         "bag_of_words": settings.bow_weight,

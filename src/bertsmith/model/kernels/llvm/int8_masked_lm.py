@@ -1,25 +1,25 @@
-"""The masked-LM loss of training in int8: exact sums of int8 products, a gradient by chance.
+"""The masked-LM loss of training in int8: exact sums of int8 products, a gradient drawn by chance.
 
 The loss's gradient by a logit is the piece's probability, less 1 for the label. Nearly all of the
 30,522 probabilities of a position are tiny, yet two of the loss's three matmuls are spent on them.
-Here each is rounded up or down by chance to a multiple of 1 / UNITS, right on average: at most
-UNITS of them are not 0, and the two matmuls become sums of few rows. The label's part is exact.
-Rounding adds to the variance of the gradient at most 1 / UNITS of what the labels, drawn from that
-distribution, bring along themselves.
+Here each becomes a multiple of 1 / UNITS by stochastic rounding (Gupta et al. 2015, arXiv
+1502.02551): up or down by chance, right on average. Some UNITS of a position are then not 0, and
+the two matmuls become sums of few rows. The label's part is not drawn, nor the bias's gradient.
 
-Each piece's probabilities are rounded together: their sum over the positions begins at a number
-from 0 to 1 by chance, and whenever it passes a whole unit the position has one. So the sums of all
-positions are off by less than a unit.
+Of one position rounding adds at most 1 / UNITS of the variance that the labels, drawn from these
+probabilities, give the table's gradient; by hidden states it adds that share of the mean square
+row of the table. Of several positions a piece's probabilities are rounded together, by systematic
+sampling (Madow and Madow 1944): their running sum begins at a number from 0 to 1 by chance, and a
+position has a unit whenever the sum passes a whole one. So a batch's sum is off by less than one.
 
 Logits are products of int8, as in the layers (`quantized_linear.py`); 32 pieces at a time become
-powers of two, which are kept in bf16 until their sums are known.
+powers of two, which are kept in bf16 until their sums are known. AVX-512 VNNI or AMX is needed.
 
 Letters: N masked positions, V vocabulary, H hidden size, P panels of 32 pieces.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,7 @@ from bertsmith.model.kernels.elementwise import rows, vector
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     COLUMNS,
-    FLOAT,
     INT,
-    INTEGERS,
     LANES,
     LINE,
     ROWS,
@@ -51,9 +49,10 @@ from bertsmith.model.kernels.llvm.blocks import (
     int64,
     zeros,
 )
+from bertsmith.model.kernels.llvm.tiled_masked_lm import LARGEST, LN_2, LOWEST
 from bertsmith.model.kernels.llvm.vector_rows import (
-    HALVES,
     VECTOR,
+    bf16_chunk,
     chunk_at,
     finished_rows,
     fma,
@@ -61,6 +60,7 @@ from bertsmith.model.kernels.llvm.vector_rows import (
     polynomial,
     quantize_row,
     spread,
+    spread_at,
     store_chunk,
 )
 from bertsmith.model.kernels.llvm.weight_gradient import like_rows
@@ -68,18 +68,17 @@ from bertsmith.model.kernels.numbers import LOG2_E, hash32, load
 from bertsmith.model.kernels.quantized_linear import pack_inputs, quantize_columns
 
 UNITS = np.float32(256)
-LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
 FIRST = 8  # panels whose largest logits the powers begin at
-LN_2 = math.log(2)
 _NODES = np.polynomial.chebyshev.chebpts1(5) / 2 + 0.5
 # 2^x on [0, 1], lowest power first
 POWERS = tuple(np.polynomial.polynomial.polyfit(_NODES, 2**_NODES, 4).astype(np.float32))
-STEP = np.float32(2**-24)
+AT_ONCE = 512  # positions whose probabilities are added up
+STEP = np.float32(2**-24)  # between numbers from 0 to 1 by chance
 ROUNDING = np.float32(1e-4)  # of an exponent of two
-NO_ROOM = np.zeros(1, np.int32)
+INT32 = np.zeros(1, np.int32)
 
 
-def _power_of_two(builder: Any, x: Any) -> Any:
+def _power(builder: Any, x: Any) -> Any:
     """2^x of 16 numbers by AVX-512, relative error 4e-6. Not a number stays so."""
     one, two = (ir.FunctionType(VECTOR, [VECTOR] * n) for n in (1, 2))
     part = builder.call(ir.InlineAsm(one, "vreduceps $$1, $1, $0", "=v,v"), [x])  # x - floor(x)
@@ -105,12 +104,11 @@ def powers_block(context, likes, a, b, sums, shape, ranges, vectors, found, targ
 
         def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
             top, total = (chunk_at(builder, start, row) for start in (tops, totals))
-            place = builder.gep(starts, [builder.mul(row, int64(4))])
-            start = spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+            start = spread_at(builder, starts, row)
             highest, sums = builder.load(top, align=1), builder.load(total, align=1)
             for n, x in enumerate(values):
                 highest = larger(builder, x, highest)
-                power = _power_of_two(builder, builder.fsub(x, start))
+                power = _power(builder, builder.fsub(x, start))
                 store_chunk(builder, power, line, int64(first + n), target_like)
                 sums = builder.fadd(sums, power)
             builder.store(highest, top, align=1)
@@ -125,22 +123,14 @@ def powers_block(context, likes, a, b, sums, shape, ranges, vectors, found, targ
     return types.void(likes, pair, pair, ADDRESS, shape, two, three, three, pair), code
 
 
-def bf16_chunk(builder: Any, start: Any, chunk: Any) -> Any:
-    """16 numbers of bf16 as float32."""
-    place = builder.gep(start, [builder.mul(chunk, int64(2 * LANES))])
-    halves = builder.load(builder.bitcast(place, HALVES.as_pointer()), align=1)
-    bits = builder.shl(builder.zext(halves, INTEGERS), ir.Constant(INTEGERS, [16] * LANES))
-    return builder.bitcast(bits, VECTOR)
-
-
 @emitted
 def draw_panel(context, powers, count, factors, lines, found):
     """Draw the units of `count` positions of 32 pieces; how many positions have any.
 
-    All are addresses. A position's powers, bf16 [32], times its two `factors` are added to two
-    `lines`, float32 [32]; it has as many units as whole numbers the first sum passes. `found` are
-    the numbers of the positions that have any, int64, bits that say of which pieces, uint32, and
-    the units, float32 [32] each; there must be room for one more.
+    All others are addresses. A position's powers, bf16 [32], times its two `factors` are added to
+    two `lines`, float32 [32]; it has as many units as whole numbers the first sum passes.
+    `found` has room for all positions, and is given those that have any: their numbers, int64, bits
+    that say of which pieces, uint32, and the units, float32 [32] each.
     """
 
     def code(context, builder, signature, arguments):
@@ -157,17 +147,12 @@ def draw_panel(context, powers, count, factors, lines, found):
         builder.store(int64(0), used)
         with cgutils.for_range(builder, count) as loop:
             line = builder.gep(powers, [builder.mul(loop.index, int64(2 * COLUMNS))])
-            factor, weight = (
-                spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
-                for place in (
-                    builder.gep(f, [builder.mul(loop.index, int64(4))]) for f in (unit, share)
-                )
-            )
+            factor, weight = (spread_at(builder, start, loop.index) for start in (unit, share))
             bits, own = ir.Constant(INT, 0), builder.load(used)
             for half in (0, 1):
                 power, total = bf16_chunk(builder, line, int64(half)), builder.load(state[half])
                 after = fma(builder, power, factor, total)
-                builder.store(after, state[half])
+                builder.store(after, state[half])  # the next sum need not wait for the floors
                 units = builder.fsub(builder.call(floor, [after]), builder.call(floor, [total]))
                 chunk = builder.add(builder.mul(own, int64(2)), int64(half))
                 builder.store(units, chunk_at(builder, places[2], chunk), align=1)
@@ -204,7 +189,7 @@ def trailing_zeros(context, bits):
 
 @emitted
 def add_multiples(context, one, two, factor, length):
-    """target += factor x source for two pairs of addresses, `length` float32 each."""
+    """target += factor x source for two pairs (target, source) of addresses of `length` float32."""
 
     def code(context, builder, signature, arguments):
         one, two, factor, length = arguments
@@ -261,8 +246,8 @@ def find_powers(hidden, like, table, bias, labels, powers, found):
     """
     (count, size), (starts, tops, totals) = hidden.shape, found
     quantized, ranges = zeros(count + ROWS, size, like), np.empty((2, count), np.float32)
-    sums, likes, own = zeros(ROWS, COLUMNS, NO_ROOM), (hidden, like), np.empty(count, np.float32)
-    packed = zeros(size // 4, COLUMNS, NO_ROOM).reshape((1, size // 4, COLUMNS))
+    sums, likes, own = zeros(ROWS, COLUMNS, INT32), (hidden, like), np.empty(count, np.float32)
+    packed = zeros(size // 4, COLUMNS, INT32).reshape((1, size // 4, COLUMNS))
     panel, vectors = np.zeros((COLUMNS, size), np.int8), np.empty((3, COLUMNS), np.float32)
     by_piece = np.argsort(labels)
     for n in range(count):
@@ -286,7 +271,7 @@ def find_powers(hidden, like, table, bias, labels, powers, found):
                     *((address(starts, n), *of_powers),),
                     (address(powers, (number * count + n) * COLUMNS), LINE),
                 )
-            while place < count and labels[by_piece[place]] < first + COLUMNS:
+            while attempt and place < count and labels[by_piece[place]] < first + COLUMNS:
                 n = by_piece[place]
                 range_ = ranges[0, n], ranges[1, n]
                 own[n] = own_logit(quantized[n], range_, labels[n] - first, packed, vectors)
@@ -306,14 +291,15 @@ def find_powers(hidden, like, table, bias, labels, powers, found):
 def draw_gradients(powers, inverses, hidden, table, labels, weights, key, gradients):
     """Write the gradients by hidden float32 [N, H], table bf16 [V, H] and bias float32 [V].
 
-    `inverses` float32 [N] are 1 over the sums of the powers, `weights` how much each loss counts.
+    `inverses` float32 [N] are 1 over the sums of the powers, `weights` the gradients by each loss.
+    `key` uint32 is that of the draw.
     """
     hidden_gradient, table_gradient, bias_gradient = gradients
     (count, size), pieces = hidden.shape, len(table)
     states, table_rows = np.empty((count, size), np.float32), np.empty((COLUMNS, size), np.float32)
     sums, lines = np.empty((COLUMNS, size), np.float32), np.empty((2, COLUMNS), np.float32)
-    positions, bits = np.empty(count + 1, np.int64), np.empty(count + 1, np.uint32)
-    units, factors = np.empty((count + 1, COLUMNS), np.float32), np.empty((2, count), np.float32)
+    positions, bits = np.empty(AT_ONCE, np.int64), np.empty(AT_ONCE, np.uint32)
+    units, factors = np.empty((AT_ONCE, COLUMNS), np.float32), np.empty((2, count), np.float32)
     factors[0], factors[1] = inverses * UNITS, inverses * weights
     by_piece, place = np.argsort(labels), 0
     hidden_gradient[:] = 0
@@ -327,20 +313,24 @@ def draw_gradients(powers, inverses, hidden, table, labels, weights, key, gradie
             lines[0, c] = np.float32(hash32(np.uint32(first + c) ^ key) >> np.uint32(8)) * STEP
             for h in range(size):
                 table_rows[c, h] = load(table[first + c, h])
-        # Numba frees an array behind its last use: addresses are taken where they are needed
-        of_positions = address(factors, 0), address(factors, count)
-        of_pieces = address(lines, 0), address(lines, COLUMNS)
-        found = address(positions, 0), address(bits, 0), address(units, 0)
-        start, real = address(powers, panel * count * COLUMNS), np.uint32(2**here - 1)
-        for k in range(draw_panel(start, count, of_positions, of_pieces, found)):
-            n, left = positions[k], bits[k] & real
-            by_position = address(hidden_gradient, n * size)
-            while left:
-                c = trailing_zeros(left)
-                left &= left - np.uint32(1)
-                factor = units[k, c] * (weights[n] / UNITS)
-                one = address(sums, c * size), address(states, n * size)
-                add_multiples(one, (by_position, address(table_rows, c * size)), factor, size)
+        for block in range(0, count, AT_ONCE):
+            # Numba frees an array behind its last use: addresses are taken where they are needed
+            of_positions = address(factors, block), address(factors, count + block)
+            of_pieces = address(lines, 0), address(lines, COLUMNS)
+            found = address(positions, 0), address(bits, 0), address(units, 0)
+            start = address(powers, (panel * count + block) * COLUMNS)
+            some, real = min(AT_ONCE, count - block), np.uint32(2**here - 1)
+            for k in range(draw_panel(start, some, of_positions, of_pieces, found)):
+                n, left = block + positions[k], bits[k] & real
+                by_position = address(hidden_gradient, n * size)
+                while left:
+                    c = trailing_zeros(left)
+                    left &= left - np.uint32(1)
+                    factor = units[k, c] * (weights[n] / UNITS)
+                    one = address(sums, c * size), address(states, n * size)
+                    add_multiples(one, (by_position, address(table_rows, c * size)), factor, size)
+            for c in range(here):  # a large sum would lose small probabilities
+                lines[0, c] -= np.floor(lines[0, c])
         while place < count and labels[by_piece[place]] < first + here:
             n = by_piece[place]
             c, factor = labels[n] - first, -weights[n]
@@ -367,20 +357,20 @@ class Int8MaskedLMLoss(torch.autograd.Function):
         panels = -(-len(table) // COLUMNS)
         powers = torch.empty((panels, count, COLUMNS), dtype=torch.bfloat16)
         found = np.empty(count, np.float32), *np.empty((2, count, LANES), np.float32)
-        given = rows(hidden), like_rows(size), rows(table), vector(bias_V), labels
-        own = find_powers(*given, _panels(powers), found)
+        operands = rows(hidden), like_rows(size), rows(table), vector(bias_V)
+        own = find_powers(*operands, labels, _panels(powers), found)
         starts, tops, totals = found
         sums = totals.sum(1, dtype=np.float64)
         loss = LN_2 * (weights @ (np.log2(sums) + starts - own))
         correct = (own >= tops.max(1) - ROUNDING).sum()
-        ctx.inverses, ctx.types = (1 / sums).astype(np.float32), (hidden_NH.dtype, table_VH.dtype)
-        ctx.save_for_backward(powers, hidden, table, bias_V, labels_N, weights_N)
+        ctx.inverses, ctx.types = (1 / sums).astype(np.float32), [x.dtype for x in given[:3]]
+        ctx.save_for_backward(powers, hidden, table, labels_N, weights_N)
         ctx.mark_non_differentiable(number := torch.tensor(correct))
         return torch.tensor(loss, dtype=torch.float32), number
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        powers, hidden, table, bias_V, labels_N, weights_N = ctx.saved_tensors
+        powers, hidden, table, labels_N, weights_N = ctx.saved_tensors
         by_hidden, by_bias = torch.empty(hidden.shape), torch.empty(len(table))
         by_table = torch.empty_like(table)
         draw_gradients(
@@ -388,8 +378,8 @@ class Int8MaskedLMLoss(torch.autograd.Function):
             *((weights_N * gradients[0]).numpy(), np.uint32(ctx.key)),
             (by_hidden.numpy(), rows(by_table), by_bias.numpy()),
         )
-        by_hidden, by_table = by_hidden.to(ctx.types[0]), by_table.to(ctx.types[1])
-        return by_hidden, by_table, by_bias.to(bias_V.dtype), None, None, None
+        found = zip((by_hidden, by_table, by_bias), ctx.types, strict=True)
+        return *(gradient.to(dtype) for gradient, dtype in found), None, None, None
 
 
 def _panels(powers: Tensor) -> np.ndarray:

@@ -50,6 +50,20 @@ def spread(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(INTEGERS, [0] * LANES))
 
 
+def spread_at(builder: Any, start: Any, number: Any) -> Any:
+    """The float32 of that number behind an address, in every lane."""
+    place = builder.gep(start, [builder.mul(number, int64(4))])
+    return spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
+
+
+def bf16_chunk(builder: Any, start: Any, chunk: Any) -> Any:
+    """16 numbers of bf16 as float32."""
+    place = builder.gep(start, [builder.mul(chunk, int64(2 * LANES))])
+    halves = builder.load(builder.bitcast(place, HALVES.as_pointer()), align=1)
+    bits = builder.shl(builder.zext(halves, INTEGERS), ir.Constant(INTEGERS, [16] * LANES))
+    return builder.bitcast(bits, VECTOR)
+
+
 def _constants(number: Any) -> ir.Constant:
     return ir.Constant(VECTOR, [float(number)] * LANES)
 
@@ -257,8 +271,7 @@ def add_powers(context, column, step, shifts, count, start, top, total):
             builder.store(builder.load(place, align=1), kept)
         with cgutils.for_range(builder, count) as loop:
             row = builder.gep(column, [builder.mul(loop.index, step)])
-            shift = builder.gep(shifts, [builder.mul(loop.index, int64(4))])
-            shift = spread(builder, builder.load(builder.bitcast(shift, FLOAT.as_pointer())))
+            shift = spread_at(builder, shifts, loop.index)
             x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
             x = fma(builder, x, _constants(LOG2_E), shift)
             builder.store(larger(builder, x, builder.load(found[0])), found[0])
@@ -347,14 +360,8 @@ def quantize_row(context, likes, row, factors, target, length):
         chunks = builder.sdiv(length, int64(LANES))
 
         def read(chunk: Any) -> Any:
-            if source_like == types.uint16:
-                own = builder.gep(row, [builder.mul(chunk, int64(2 * LANES))])
-                halves = builder.load(builder.bitcast(own, HALVES.as_pointer()), align=1)
-                sixteen = ir.Constant(INTEGERS, [16] * LANES)
-                bits = builder.shl(builder.zext(halves, INTEGERS), sixteen)
-                numbers = builder.bitcast(bits, VECTOR)
-            else:
-                numbers = builder.load(chunk_at(builder, row, chunk), align=1)
+            is_bf16, place = source_like == types.uint16, chunk_at(builder, row, chunk)
+            numbers = bf16_chunk(builder, row, chunk) if is_bf16 else builder.load(place, align=1)
             if signature.args[2] == types.none:
                 return numbers
             return builder.fmul(numbers, builder.load(chunk_at(builder, factors, chunk), align=1))
@@ -406,8 +413,8 @@ def quantize_row(context, likes, row, factors, target, length):
 def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any) -> Any:
     """Code for `finished_block`: value = sums (row_scale scale) + (row_low total + bias).
 
-    `ended`(builder, values, line, chunk, row) is given a row's, sixteen by sixteen, and the number
-    of the first chunk; the rest as of `linear_block`.
+    `ended`(builder, values, line, chunk, row) is given a row's values in vectors of 16, its address
+    in `target`, and the numbers of the first vector and of the row; the rest as in `linear_block`.
     """
 
     def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
@@ -422,11 +429,7 @@ def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any)
         for r, own in enumerate(sums):
             row = builder.add(first, int64(r))
             with builder.if_then(builder.icmp_signed("<", row, rows), likely=True):
-                number = builder.mul(row, int64(4))
-                row_scale, low = (
-                    spread(builder, builder.load(builder.bitcast(place, FLOAT.as_pointer())))
-                    for place in (builder.gep(start, [number]) for start in addresses)
-                )
+                row_scale, low = (spread_at(builder, start, row) for start in addresses)
                 line = builder.gep(line_0, [builder.mul(row, step)])
                 values = []
                 for value, scale, total, bias in zip(own, scales, totals, biases, strict=True):
