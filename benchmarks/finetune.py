@@ -10,7 +10,8 @@ the Trainer at its best (bf16 where the processor has it, examples grouped by le
 freed memory kept and huge pages, as ours has them; and that compiled. Each training is a process of
 its own; seed by seed the systems take turns. All have the same files, epochs, batch, rate, warm-up
 (10%, then linear), weight decay, dropout, length and number of threads. Before each training a
-2048-cubed product tells how fast the machine is at that moment.
+2048-cubed product tells how fast the machine is at that moment. Before the first a training of ours
+on 512 examples compiles the kernels, once on a machine.
 
 Seconds are those of the training steps: no imports, tokenization, dev set. Memory is the most that
 the process had resident, from start to end. The figure of a run is that of its last epoch. Ratios
@@ -197,6 +198,10 @@ def compare(
     `keep` is called when one has ended."""
     data = prepare(setting.task, arguments.data, work, setting.examples, setting.dev)
     engine = choose_engine("cpu", threads=arguments.threads)
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        few = prepare(setting.task, arguments.data, Path(folder), 512, 8)
+        short, out = replace(setting, epochs=1), Path(folder, "run")
+        train_ours(short, few, arguments.model, 1, arguments.threads, out)
     for seed in arguments.seeds:
         for system in arguments.systems:
             peak = measure_peak(engine, size=2048, seconds=0.3)
