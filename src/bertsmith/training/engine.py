@@ -18,7 +18,7 @@ from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_f
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 from bertsmith.training.settings import AUTO_INT8, LEAST_GAIN
 
-# float8 and int8 are for the encoder's layers, int8 for the masked-LM loss; all else is bf16
+# float8 and int8 are for the encoder's layers, int8 for the masked-LM loss, too; all else bf16.
 PRECISIONS = {"float32": torch.float32, **dict.fromkeys(("bf16", "float8", "int8"), torch.bfloat16)}
 AUTO = ("auto", AUTO_INT8)  # resolved when a run starts, and kept by it
 FEW_THREADS = 4  # that a product of 1024 x 1024 keeps busy

@@ -45,10 +45,10 @@ def masked_lm_loss(
     """(summed cross-entropy in nats, number of correct predictions) of hidden @ table^T + bias.
 
     Each loss counts `weights_N` times (float32; None: once). Products have the dtype of autocast,
-    else of `hidden_NH`; the rest is float32 (float64 where hidden is). `int8`, on a CPU that
-    has it: where a gradient is wanted, kernels run, H is a multiple of 64 and the logits are at
-    most INT8_LOGITS, all is as `llvm/int8_masked_lm.py` has it.
-    Labels are int64; where no kernel runs, -100 is a slot that does not count.
+    else of `hidden_NH`; the rest is float32 (float64 where hidden is). Labels are int64; where no
+    kernel runs, -100 is a slot that does not count. `int8`, on a CPU that has it: all is computed
+    as in `llvm/int8_masked_lm.py` where a gradient is wanted, kernels run, H is a multiple of 64
+    and there are at most INT8_LOGITS logits.
     """
     if not torch.is_grad_enabled():  # or the weights would ask for gradients even so
         hidden_NH, table_VH, bias_V = hidden_NH.detach(), table_VH.detach(), bias_V.detach()

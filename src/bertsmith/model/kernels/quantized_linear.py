@@ -250,7 +250,7 @@ class Int8Linear(nn.Linear):
 
 
 def int8_matmul(x: Tensor, weight_OI: Tensor) -> Tensor:
-    """x @ weight^T in int8, of which PyTorch knows the gradients, bf16: [..., I] -> [..., O]."""
+    """x @ weight^T in int8 with its gradients, as bf16: [..., I] -> [..., O]."""
     flat_NI = x.flatten(0, -2).to(torch.bfloat16).contiguous()
     # a float32 weight is copied here: NumPy would hold its memory, which sharding must free
     return _Int8Linear.apply(flat_NI, weight_OI.to(torch.bfloat16)).unflatten(0, x.shape[:-1])

@@ -51,8 +51,8 @@ def with_faster_matmul(
     if has_int8(engine.device) and config.hidden_size % LINE == 0:
         with torch.device("meta"):
             shapes = [part.weight.shape for part in _linears(Layer(config))]
-        most = measured_tokens(tokens, sum(shape.numel() for shape in shapes))
-        tokens, predictions = most, round(predictions * most / tokens)
+        measured = measured_tokens(tokens, sum(shape.numel() for shape in shapes))
+        tokens, predictions = measured, round(predictions * measured / tokens)
         programs = source_digest(__name__), torch.__version__, numba.__version__
         beside = engine.threads, engine.ranks.local_size  # cores that work at once
         machine = cpu_name(), sorted(cpu_features()), beside
@@ -90,8 +90,8 @@ def measure_matmuls(
     """Time a layer of `config` in both precisions by turns for a second: the least of each.
 
     Each of `threads` cores computes `tokens` tokens, as in a step on a CPU, and the masked-LM loss
-    of `predictions` positions, of which a layer bears its share. The first time on a
-    machine kernels are compiled before.
+    of `predictions` positions, of which a layer bears its share. The first time on a machine
+    kernels are compiled before.
     """
     engines = [Engine(torch.device("cpu"), name, threads) for name in ("bf16", "int8")]
     with ExitStack() as stack:

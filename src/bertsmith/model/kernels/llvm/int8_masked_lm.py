@@ -134,10 +134,10 @@ def draw_panel(context, powers, count, factors, lines, found):
     """
 
     def code(context, builder, signature, arguments):
-        powers, count, *pairs = arguments
-        pairs = [[builder.extract_value(pair, n) for n in range(2)] for pair in pairs[:2]]
-        (unit, share), lines = pairs
-        places = [builder.extract_value(arguments[4], n) for n in range(3)]
+        powers, count, factors, lines, found = arguments
+        unit, share = (builder.extract_value(factors, n) for n in range(2))
+        lines = [builder.extract_value(lines, n) for n in range(2)]
+        places = [builder.extract_value(found, n) for n in range(3)]
         floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
         chunks = [chunk_at(builder, line, int64(half)) for line in lines for half in (0, 1)]
         state = [cgutils.alloca_once(builder, VECTOR) for _ in chunks]
@@ -263,13 +263,14 @@ def find_powers(hidden, like, table, bias, labels, powers, found):
             for n in range(0, count, ROWS):
                 a, b = (address(quantized, n * size), size), (address(packed, 0), 4 * COLUMNS)
                 shape, of_rows = (size // 4, min(ROWS, count - n)), address(ranges, n)
-                of_columns = address(vectors, 0), address(vectors, 32), address(vectors, 64)
-                of_powers = address(tops, n * LANES), address(totals, n * LANES)
+                scale, total = address(vectors, 0), address(vectors, COLUMNS)
+                of_columns = scale, total, address(vectors, 2 * COLUMNS)
+                own_total = address(totals, n * LANES)
+                of_powers = address(starts, n), address(tops, n * LANES), own_total
+                target = address(powers, (number * count + n) * COLUMNS), LINE
                 powers_block(
                     *((like, powers), a, b, address(sums, 0), shape),
-                    *((of_rows, address(ranges, count + n)), of_columns),
-                    *((address(starts, n), *of_powers),),
-                    (address(powers, (number * count + n) * COLUMNS), LINE),
+                    *((of_rows, address(ranges, count + n)), of_columns, of_powers, target),
                 )
             while attempt and place < count and labels[by_piece[place]] < first + COLUMNS:
                 n = by_piece[place]
