@@ -23,7 +23,8 @@ Rates are target tokens a second, padding not counted. Nobody measures on dev me
 
 The peers split every operator over all cores. "Layers" are one recurrent layer forwards and
 backwards in the same precision, on every core rows of its own, PyTorch's unpacked, which is its
-fastest way; rates are positions a second. Medians of turns; ratios are medians of their ratios.
+fastest way, and freed memory is kept for both; rates are positions a second. Medians of turns;
+ratios are medians of their ratios.
 """
 
 from __future__ import annotations

@@ -298,6 +298,7 @@ def steps(
 
 def layer(make: Callable[[int, int], nn.Module], size: int, folder: Path) -> System:
     """A recurrent layer forwards and backwards, on every core rows of its own."""
+    keep_freed_memory()
     model, cores = make(LAYER_INPUTS, size), usable_cores()
     replicas = [copy.deepcopy(model) for _ in range(cores)]
     pool = ThreadPoolExecutor(cores, initializer=use_one_thread)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import has_kernels, rows
+from bertsmith.model.kernels.elementwise import flat, has_kernels, rows
 from bertsmith.model.kernels.numbers import ONE, load, sigmoid, store, tanh, vectorized
 
 
@@ -73,12 +73,15 @@ class _LSTMSteps(torch.autograd.Function):
     def forward(
         ctx: Any, x_SBG: Tensor, weight_GH: Tensor, h_BH: Tensor, c_BH: Tensor
     ) -> tuple[Tensor, Tensor]:
-        x_SBG, weight = x_SBG.contiguous(), weight_GH.to(x_SBG.dtype)
+        x_SBG, weight_t = x_SBG.contiguous(), weight_GH.to(x_SBG.dtype).t()
         gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
         states, cells = begun(x_SBG, h_BH), begun(gates_SBG, c_BH)
-        for step, x_BG in enumerate(x_SBG):
-            given = x_BG, F.linear(states[step], weight), cells[step]
-            lstm_rows(*map(rows, (*given, gates_SBG[step], cells[step + 1], states[step + 1])))
+        product_BG = torch.empty_like(x_SBG[0])
+        x, gates, h, c = map(matrices, (x_SBG, gates_SBG, states, cells))
+        product = rows(product_BG)
+        for step, before_BH in enumerate(states[:-1]):
+            torch.mm(before_BH, weight_t, out=product_BG)
+            lstm_rows(x[step], product, c[step], gates[step], c[step + 1], h[step + 1])
         ctx.save_for_backward(gates_SBG, cells, states, weight_GH)
         return states[1:], cells[1:]
 
@@ -86,15 +89,16 @@ class _LSTMSteps(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         gates_SBG, cells, states, weight_GH = ctx.saved_tensors
         weight = weight_GH.to(states.dtype)
-        by_states_SBH, by_cells_SBH = gradients
         d_x_SBG = torch.empty_like(gates_SBG, dtype=states.dtype)
         d_h_BH, d_c_BH = torch.zeros_like(states[0]), torch.zeros_like(cells[0])
-        for step in reversed(range(len(gates_SBG))):
-            d_h_BH = d_h_BH + by_states_SBH[step]
-            d_c_BH += by_cells_SBH[step]
-            saved = gates_SBG[step], cells[step], cells[step + 1]
-            lstm_gradient_rows(*map(rows, (d_h_BH, *saved, d_c_BH, d_x_SBG[step])))
-            d_h_BH = d_x_SBG[step] @ weight
+        gates, c, d_x = map(matrices, (gates_SBG, cells, d_x_SBG))
+        by_states, by_cells = (matrices(each.contiguous()) for each in gradients)
+        d_h, d_c = rows(d_h_BH), rows(d_c_BH)
+        for step, d_x_BG in reversed(list(enumerate(d_x_SBG))):
+            given = d_h, by_states[step], by_cells[step], gates[step], c[step], c[step + 1]
+            lstm_gradient_rows(*given, d_c, d_x[step])
+            if step or ctx.needs_input_grad[2]:
+                torch.mm(d_x_BG, weight, out=d_h_BH)
         return d_x_SBG, over_steps(d_x_SBG, states[:-1]), d_h_BH, d_c_BH
 
 
@@ -203,6 +207,11 @@ def begun(like_SBX: Tensor, h_BH: Tensor) -> Tensor:
     return states
 
 
+def matrices(tensor_SBX: Tensor) -> np.ndarray:
+    """A contiguous tensor as an array of a matrix a step, for kernels; memory is shared."""
+    return flat(tensor_SBX).reshape(tensor_SBX.shape)
+
+
 def over_steps(d_x_SBG: Tensor, inputs_SBI: Tensor) -> Tensor:
     """The gradient [G, I] by a weight, of all steps at once."""
     return d_x_SBG.flatten(0, 1).t() @ inputs_SBI.flatten(0, 1)
@@ -234,29 +243,29 @@ def lstm_rows(x, product, before, gates, cells, states):
 
 
 @vectorized
-def lstm_gradient_rows(d_states, gates, before, cells, d_cells, d_x):
-    """Gradients by states and cells -> by W x + b; that by cells becomes that by those before."""
+def lstm_gradient_rows(d_states, by_states, by_cells, gates, before, cells, d_cells, d_x):
+    """Gradients by states and cells, of the steps after and of others -> by W x + b.
+
+    `d_cells` becomes the gradient by the cells before.
+    """
     size = cells.shape[1]
-    through_state = np.empty(size, np.float32)
+    made = np.empty(4 * size, np.float32)
     for row in range(len(cells)):
-        line, d = gates[row], d_x[row]
-        i, f, g, o = line[:size], line[size : 2 * size], line[2 * size : 3 * size], line[3 * size :]
-        d_i, d_f, d_g, d_o = d[:size], d[size : 2 * size], d[2 * size : 3 * size], d[3 * size :]
-        d_c = d_cells[row]
+        line, d_c = gates[row], d_cells[row]
         for column in range(size):
-            t, d_h = tanh(cells[row, column]), load(d_states[row, column]) * o[column]
-            through_state[column] = d_h * (ONE - t * t)
-            d_o[column] = store(d_h * t * (ONE - o[column]), d_o[column])
-        for column in range(size):
-            d_c[column] += through_state[column]
-        for column in range(size):
-            value = d_c[column] * i[column]
-            d_i[column] = store(value * g[column] * (ONE - i[column]), d_i[column])
-            d_g[column] = store(value * (ONE - g[column] * g[column]), d_g[column])
-        for column in range(size):
-            d_c[column] *= f[column]
-            value = d_c[column] * before[row, column] * (ONE - f[column])
-            d_f[column] = store(value, d_f[column])
+            forget, new, out = column + size, column + 2 * size, column + 3 * size
+            i, f, g, o = line[column], line[forget], line[new], line[out]
+            d_h = (load(d_states[row, column]) + load(by_states[row, column])) * o
+            t = tanh(cells[row, column])
+            d = d_c[column] + by_cells[row, column] + d_h * (ONE - t * t)
+            made[column] = d * i * g * (ONE - i)
+            made[new] = d * i * (ONE - g * g)
+            made[out] = d_h * t * (ONE - o)
+            d *= f
+            made[forget] = d * before[row, column] * (ONE - f)
+            d_c[column] = d
+        for column in range(4 * size):
+            d_x[row, column] = store(made[column], d_x[row, column])
 
 
 @vectorized
