@@ -230,12 +230,11 @@ class PretrainSettings(
                 f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
                 "tokens: leave it out"
             )
-        for name in ("nsp_sampling", "nsp_weight"):
-            value = getattr(self, name)
-            if value != default(name) and self.objective not in PAIR_NAMES:
-                raise ValueError(
-                    f"`{name}={value}`: the objective {self.objective} has no pairs: leave it out"
-                )
+        if self.nsp_weight != default("nsp_weight") and self.objective not in PAIR_NAMES:
+            raise ValueError(
+                f"`nsp_weight={self.nsp_weight}`: objective {self.objective} has no pairs: leave "
+                "it out"
+            )
         if self.shard and self.optimizer in ("lamb", "muon"):
             raise ValueError(
                 f"`shard=True`: {self.optimizer} needs whole matrices: use adamw or paper-adam, or "
