@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.config import ModelConfig
-from bertsmith.model.kernels.attention import attention, has_flash, row_pieces
+from bertsmith.model.kernels.attention import (
+    attention,
+    has_flash,
+    queries_keys_values,
+    row_pieces,
+)
 from bertsmith.model.kernels.elementwise import dropout_state, kernels_left_out, seed_dropout
 from bertsmith.model.kernels.quantized_linear import Int8Linear
 from bertsmith.model.kernels.unpadded import Unpadded
@@ -31,7 +36,7 @@ IDENTITY = nn.Identity()  # made once: a module costs microseconds, in every lay
 
 @dataclass(frozen=True, eq=False)  # compared as an object: PyTorch 2.11 hashes it while it compiles
 class Attend:
-    """Attention of one batch: queries [B, Q, H], keys and values [B, S, H] -> [B, Q, H]."""
+    """Attention of one batch: parts as `queries_keys_values` has them -> [B, Q, H]."""
 
     num_heads: int
     dropout: float
@@ -39,9 +44,9 @@ class Attend:
     causal: bool = False  # without a mask
     pieces: Tensor | None = None  # of `row_pieces`, in place of the mask
 
-    def __call__(self, q_BQH: Tensor, k_BSH: Tensor, v_BSH: Tensor) -> Tensor:
+    def __call__(self, *parts: Tensor) -> Tensor:
         heads = (self.num_heads, -1)
-        q, k, v = (x.unflatten(2, heads).transpose(1, 2) for x in (q_BQH, k_BSH, v_BSH))
+        q, k, v = (x.unflatten(2, heads).transpose(1, 2) for x in queries_keys_values(*parts))
         context_BAQD = attention(q, k, v, self.mask, self.causal, self.dropout, self.pieces)
         return context_BAQD.transpose(1, 2).flatten(2)
 
@@ -96,17 +101,20 @@ def reversal(lengths_B: Tensor, length: int) -> Tensor:
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module = IDENTITY
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values."""
+    """x [B, Q, H] at the positions, and of norm(x) the queries there, all keys and all values.
+
+    The latter as `queries_keys_values` takes them: in one tensor where all positions are wanted.
+    """
     if positions_BQ is None:
-        return x_BSH, qkv(norm(x_BSH)).chunk(3, dim=-1)
+        return x_BSH, (qkv(norm(x_BSH)),)
     size = x_BSH.shape[2]
     weight_q, weight_kv = qkv.weight.split((size, 2 * size))
     bias_q, bias_kv = qkv.bias.split((size, 2 * size))
     linear = Int8Linear.linear if isinstance(qkv, Int8Linear) else F.linear
-    keys_values = linear(norm(x_BSH), weight_kv, bias_kv).chunk(2, dim=-1)
+    keys_values = linear(norm(x_BSH), weight_kv, bias_kv)
     x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
     # so few rows are not quicker in int8
-    return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), *keys_values)
+    return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), keys_values)
 
 
 class PreNorm:

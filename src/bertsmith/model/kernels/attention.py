@@ -14,6 +14,7 @@ Letters as in model/encoder.py; N = B x A matrices, one for each head of each ro
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,13 @@ from bertsmith.model.kernels.numbers import exp, hash32, largest, load, store, v
 
 EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
 NO_MASK = np.zeros((0, 0, 0), np.bool_)
+
+
+def queries_keys_values(*parts: Tensor) -> Iterator[Tensor]:
+    """The three, [..., H], of one tensor [..., 3 H], or of the queries and one [..., 2 H]."""
+    size = parts[-1].shape[-1] // (4 - len(parts))
+    for part in parts:
+        yield from part.split(size, dim=-1)
 
 
 def attention(

@@ -1,9 +1,10 @@
-"""Training on a CPU without padding: the real tokens of a batch as one row, attended to in groups.
+"""Training on a CPU without padding: the real tokens of a batch as one row.
 
 All layers but attention compute each position by itself, so padding is left out of what they get.
-Attention puts the rows into groups of about one length. Moving them costs some of what is gained:
-a mini trains on rows of 512 tokens, a quarter of them padding, 1.15 to 1.3 times as fast, on rows
-of 128 no faster (docs/design/lab.md).
+Where vectors multiply bf16, attention reads the tokens where they lie (`llvm/attention.py`).
+Elsewhere it puts the rows into groups of about one length. Moving them costs some of what is
+gained: a mini trains on rows of 512 tokens, a quarter of them padding, 1.15 to 1.3 times as fast,
+on rows of 128 no faster (docs/design/lab.md).
 
 Letters as in model/encoder.py; T real tokens and P queries of a batch, G rows of a group.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +23,15 @@ from torch import Tensor
 from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.attention import (
     kept_probabilities,
+    queries_keys_values,
     softmax_gradient_rows,
     softmax_rows,
 )
-from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, threshold
+from bertsmith.model.kernels.elementwise import flat, has_kernels, next_key, rows, threshold
+from bertsmith.model.kernels.llvm.attention import attend, attention_gradients
+from bertsmith.model.kernels.llvm.blocks import COLUMNS, has_bf16_blocks, in_tiles
 
-# of a batch: with less padding, or in shorter rows, taking it out costs as much as it saves
+# of a batch in groups: with less padding, or in shorter rows, they cost as much as they save
 LEAST_PADDING, LEAST_LENGTH = 0.1, 256
 WIDTH = 32  # of which a group's rows are a multiple
 
@@ -150,6 +155,66 @@ class GroupedAttention(torch.autograd.Function):
         return by_q, by_k, by_v, None, None, None
 
 
+def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
+    """True where `RowAttention` computes: bf16, by vectors of a CPU, heads of 32 n numbers."""
+    is_wide = head_size % COLUMNS == 0 and dtype == torch.bfloat16
+    return is_wide and has_bf16_blocks() and not in_tiles("uint16")
+
+
+def least_length(dtype: torch.dtype | None, head_size: int) -> int:
+    """The shortest rows of which padding is left out."""
+    return 1 if has_row_attention(dtype, head_size) else LEAST_LENGTH
+
+
+class RowAttention(torch.autograd.Function):
+    """Attention of rows without padding, [P, H]; of parts as `queries_keys_values` has them.
+
+    Row b has `lengths_B` of the keys and `queries_B` of the queries, in order.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *parts, lengths_B, queries_B, heads, rate = given
+        parts = [part.contiguous() for part in parts]
+        key = np.uint32(next_key() if rate else 0)
+        dropout = threshold(rate), key, np.float32(1 / (1 - rate))
+        reads, starts = (np.concatenate([[0], sizes.cumsum()]) for sizes in (queries_B, lengths_B))
+        width_B = -(-lengths_B // COLUMNS) * COLUMNS
+        room = int(heads * (queries_B * width_B).sum() + 8 * width_B.max())
+        count, size = len(parts[0]), parts[-1].shape[1] // (4 - len(parts))
+        context_PH = parts[0].new_empty(count, size)
+        exponentials, factors_AP = parts[0].new_empty(room), torch.empty(heads, count)
+        ctx.how = reads, starts, heads, dropout
+        made = flat(exponentials), rows(factors_AP), rows(context_PH)
+        attend(rows(parts[0]), rows(parts[-1]), *ctx.how, *made)
+        ctx.save_for_backward(exponentials, factors_AP, *parts)
+        return context_PH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        exponentials, factors_AP, *parts = ctx.saved_tensors
+        found = [torch.empty_like(part) for part in parts]
+        given = (rows(x) for x in (gradients[0].contiguous(), parts[0], parts[-1]))
+        made = flat(exponentials), rows(factors_AP), rows(found[0]), rows(found[-1])
+        attention_gradients(*given, *ctx.how, *made)
+        return *found, None, None, None, None
+
+
+class _Taken(torch.autograd.Function):
+    """Some rows of a matrix, each once."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NH: Tensor, places_T: Tensor) -> Tensor:
+        ctx.save_for_backward(places_T)
+        ctx.count = len(x_NH)
+        return x_NH.index_select(0, places_T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        d_TH, (places_T,) = gradients[0], ctx.saved_tensors
+        return d_TH.new_zeros(ctx.count, d_TH.shape[1]).index_copy_(0, places_T, d_TH), None
+
+
 @dataclass(frozen=True, eq=False)
 class Unpadded:
     """Rows of a batch without their padding, as one row of all T real tokens, and its attention."""
@@ -157,48 +222,64 @@ class Unpadded:
     num_heads: int
     dropout: float
     lengths_B: np.ndarray
-    tokens_T: Tensor  # where they are in [B * S]
-    groups: list[Group]
+    queries_B: np.ndarray
+    tokens_T: Tensor | None  # where they are in [B * S]; None: there is no padding
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        return groups_of_rows(self.lengths_B, self.queries_B, self.num_heads)
 
     def flat(self, x_BSH: Tensor) -> Tensor:
         """[B, S, H] -> [1, T, H]."""
-        return x_BSH.flatten(0, 1)[self.tokens_T][None]
+        x_NH = x_BSH.flatten(0, 1)
+        return (x_NH if self.tokens_T is None else _Taken.apply(x_NH, self.tokens_T))[None]
 
     def padded(self, x_1TH: Tensor, rows: int, length: int) -> Tensor:
         """[1, T, H] -> [B, S, H], with zeros for padding."""
-        x_NH = x_1TH.new_zeros(rows * length, x_1TH.shape[2])
-        return x_NH.index_copy(0, self.tokens_T, x_1TH[0]).unflatten(0, (rows, length))
+        x_NH = x_1TH[0]
+        if self.tokens_T is not None:
+            zeros_NH = x_1TH.new_zeros(rows * length, x_1TH.shape[2])
+            x_NH = zeros_NH.index_copy(0, self.tokens_T, x_NH)
+        return x_NH.unflatten(0, (rows, length))
 
     def places(self, positions_BQ: Tensor) -> Tensor:
         """Positions in rows as those in the one row, [1, B * Q]."""
         starts_B = torch.from_numpy(self.lengths_B.cumsum() - self.lengths_B)
         return (positions_BQ + starts_B[:, None]).view(1, -1)
 
-    def __call__(self, q_1PH: Tensor, k_1TH: Tensor, v_1TH: Tensor) -> Tensor:
-        matrices = q_1PH[0], k_1TH[0], v_1TH[0]
-        how = self.groups, self.num_heads, self.dropout
-        return GroupedAttention.apply(*matrices, *how)[None]
+    def __call__(self, *parts: Tensor) -> Tensor:
+        """Of parts as `queries_keys_values` has them, [1, P, H]."""
+        matrices, heads = [part[0] for part in parts], self.num_heads
+        size = matrices[-1].shape[1] // (4 - len(parts))
+        if has_row_attention(matrices[0].dtype, size // heads):
+            sizes = self.lengths_B, self.queries_B
+            return RowAttention.apply(*matrices, *sizes, heads, self.dropout)[None]
+        three = queries_keys_values(*matrices)
+        return GroupedAttention.apply(*three, self.groups, heads, self.dropout)[None]
 
     def at(self, positions_BQ: Tensor, length: int) -> Unpadded:
         """The same for as many queries of each row."""
         queries_B = np.full(len(self.lengths_B), positions_BQ.shape[1])
-        return replace(self, groups=groups_of_rows(self.lengths_B, queries_B, self.num_heads))
+        return replace(self, queries_B=queries_B)
 
 
 def without_padding(
     x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float
 ) -> Unpadded | None:
-    """The rows without padding where a CPU trains and much would be computed for it; else None.
+    """The rows without padding where a CPU trains and is faster so; else None.
 
     Every position sees all others of its row. `dropout` is that of attention.
     """
-    (batch, length), in_words = x_BSH.shape[:2], x_BSH.shape[2] // num_heads % 4 == 0
-    trained = torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad
-    if lengths_B is None or length < LEAST_LENGTH or not (trained and in_words):
+    if not (torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad):
         return None
-    lengths = lengths_B.numpy().astype(np.int64)
-    if lengths.sum() > (1 - LEAST_PADDING) * batch * length:
+    (batch, length), head_size = x_BSH.shape[:2], x_BSH.shape[2] // num_heads
+    by_rows = has_row_attention(x_BSH.dtype, head_size)
+    lengths = np.full(batch, length) if lengths_B is None else lengths_B.numpy().astype(np.int64)
+    padding = 1 - lengths.sum() / (batch * length)
+    in_words = head_size % 4 == 0  # for groups
+    if not by_rows and (length < LEAST_LENGTH or padding < LEAST_PADDING or not in_words):
         return None
-    tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
-    groups = groups_of_rows(lengths, lengths, num_heads)
-    return Unpadded(num_heads, dropout, lengths, tokens_T, groups)
+    tokens_T = None
+    if padding:
+        tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
+    return Unpadded(num_heads, dropout, lengths, lengths, tokens_T)

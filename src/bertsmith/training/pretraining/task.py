@@ -26,7 +26,7 @@ from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
-from bertsmith.model.kernels.unpadded import LEAST_LENGTH
+from bertsmith.model.kernels.unpadded import least_length
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
@@ -203,7 +203,9 @@ class Pretraining:
         self._share = engine.ranks.share(self.phase.batch)
         self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
         # where padding may be left out a core with longer rows would keep the others waiting
-        may_leave_out = engine.device.type == "cpu" and self.phase.length >= LEAST_LENGTH
+        head_size = model.config.hidden_size // model.config.num_heads
+        least = least_length(engine.autocast_dtype, head_size)
+        may_leave_out = engine.device.type == "cpu" and self.phase.length >= least
         has_padding = settings.objective not in NEXT_TOKEN
         self._deals_rows = may_leave_out and has_padding and self.rows_per_forward > 1
 
