@@ -85,9 +85,9 @@ def test_states_and_cells_from_given_ones_are_those_of_float64(steps, start, rea
 @pytest.mark.parametrize("rows", [3, 8, 11])  # our products take eight at once
 @pytest.mark.parametrize("blocks", [True, False])
 def test_states_in_bf16_are_those_of_float64_by_either_product(rows, blocks, monkeypatch):
-    if blocks and (not recurrence.has_bf16_blocks() or recurrence.in_tiles("uint16")):
+    if blocks and not recurrence.has_bf16_vectors():
         pytest.skip("PyTorch multiplies bf16 on this processor")
-    monkeypatch.setattr(recurrence, "has_bf16_blocks", lambda: blocks)
+    monkeypatch.setattr(recurrence, "has_bf16_vectors", lambda: blocks)
     torch.manual_seed(rows)
     given = torch.randn(9, rows, 64), torch.randn(rows, 64), torch.randn(rows, 64)
     exact = [part.bfloat16().float() for part in (*given, torch.randn(9, rows, 64))]

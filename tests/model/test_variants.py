@@ -279,14 +279,19 @@ def test_without_padding_states_and_gradients_are_the_same(
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # sums in another order
 
 
-@pytest.mark.skipif(
-    not has_row_attention(torch.bfloat16, 32), reason="this processor's vectors multiply no bf16"
-)
+@VARIANTS
+@pytest.mark.parametrize("by_rows", [True, False])
 @pytest.mark.parametrize("read", ["all", "some"])
 @pytest.mark.parametrize("lengths", [[9, 4, 6], [40, 3, 33], [9, 9, 9], None], ids=str)
-def test_in_bf16_no_rows_are_too_short_and_states_are_those_of_float32(taken_out, read, lengths):
-    """Without padding its positions are not moved, and attention is the same."""
-    model = encoder(hidden_size=64, num_heads=2, max_positions=80).train()
+def test_states_without_padding_in_bf16_are_those_of_float32(
+    taken_out, monkeypatch, variant, by_rows, read, lengths
+):
+    """By rows nothing is moved where there is no padding."""
+    if by_rows and not has_row_attention(torch.bfloat16, 32):
+        pytest.skip("this processor's vectors multiply no bf16")
+    if not by_rows:
+        monkeypatch.setattr(unpadded, "has_row_attention", lambda *given: False)
+    model = encoder(hidden_size=64, num_heads=2, max_positions=80, **variant).train()
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(50, (3, max(lengths or [9])), generator=generator)
     full = lengths is None or len(set(lengths)) == 1
@@ -304,10 +309,11 @@ def test_in_bf16_no_rows_are_too_short_and_states_are_those_of_float32(taken_out
         return [states.detach().float(), *(parameter.grad for parameter in model.parameters())]
 
     found, expected = (states_and_gradients(narrow) for narrow in (True, False))
-    assert taken_out[0] == ("all" if full else int(lengths.sum()))
+    of_full = "all" if by_rows else None
+    assert taken_out[0] == (of_full if full else int(lengths.sum()))
     for ours, theirs in zip(found, expected, strict=True):
-        # numbers of 8 bits in three layers; 0.01 was seen
-        assert (ours - theirs).norm() < 0.03 * theirs.norm() + 1e-3
+        # numbers of 8 bits in three layers; 0.031 was seen, in groups
+        assert (ours - theirs).norm() < 0.05 * theirs.norm() + 1e-3
 
 
 def test_without_padding_attention_has_the_gradient_of_the_probabilities_it_kept():
@@ -355,13 +361,16 @@ def test_padding_stays_where_taking_it_out_gains_nothing(taken_out, monkeypatch,
     assert taken_out == ([] if why in ("all layers", "causal") else [None])
 
 
-def test_layers_computed_again_drop_the_same_without_padding(taken_out):
-    model, gradients = encoder(dropout=0.2).train(), []
+@pytest.mark.parametrize("narrow", [False, True])
+def test_layers_computed_again_drop_the_same_without_padding(taken_out, narrow):
+    model = encoder(hidden_size=64, num_heads=2, dropout=0.2).train()
+    gradients = []
     for recomputed in (False, True):
         model.activation_checkpointing = recomputed
         model.zero_grad()
         seed_dropout(5)
-        model(*inputs(), LENGTHS).square().sum().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            model(*inputs(), LENGTHS).square().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert taken_out == [19, 19]
     for once, again in zip(*gradients, strict=True):

@@ -14,7 +14,6 @@ Letters as in model/encoder.py; N = B x A matrices, one for each head of each ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,10 @@ EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its expon
 NO_MASK = np.zeros((0, 0, 0), np.bool_)
 
 
-def queries_keys_values(*parts: Tensor) -> Iterator[Tensor]:
-    """The three, [..., H], of one tensor [..., 3 H], or of the queries and one [..., 2 H]."""
+def queries_keys_values(*parts: Tensor) -> list[Tensor]:
+    """The three, [..., H], of one tensor [..., 3 H], of queries and one [..., 2 H], or of three."""
     size = parts[-1].shape[-1] // (4 - len(parts))
-    for part in parts:
-        yield from part.split(size, dim=-1)
+    return [each for part in parts for each in part.split(size, dim=-1)]
 
 
 def attention(

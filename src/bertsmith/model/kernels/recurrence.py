@@ -24,8 +24,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
     address,
     block,
-    has_bf16_blocks,
-    in_tiles,
+    has_bf16_vectors,
 )
 from bertsmith.model.kernels.llvm.tiled_masked_lm import pack_columns, pack_rows, packed_rows
 from bertsmith.model.kernels.numbers import ONE, load, sigmoid, store, tanh, vectorized
@@ -226,7 +225,7 @@ def step_product(weight_NK: Tensor, count: int) -> tuple[Tensor, Callable[[Tenso
     """
     size, inputs = weight_NK.shape
     fits = weight_NK.dtype == torch.bfloat16 and size % COLUMNS == 0 and inputs % COLUMNS == 0
-    if not (fits and has_bf16_blocks()) or in_tiles("uint16"):
+    if not (fits and has_bf16_vectors()):
         result = weight_NK.new_zeros(count, size)
         return result, lambda x_BK: torch.mm(x_BK, weight_NK.t(), out=result)
     if weight_NK.is_contiguous():
@@ -237,11 +236,11 @@ def step_product(weight_NK: Tensor, count: int) -> tuple[Tensor, Callable[[Tenso
         pack_rows(rows(weight_NK.t()), 0, inputs, packed)
     result = torch.zeros(count, size)
     filled = rows(result)
-    return result, lambda x_BK: multiply_rows(rows(x_BK), packed, filled)
+    return result, lambda x_BK: multiply_packed(rows(x_BK), packed, filled)
 
 
 @compiled
-def multiply_rows(x, packed, result):
+def multiply_packed(x, packed, result):
     """Rows [B, K] of bf16 times a packed weight [N / 32, at least K / 2, 32] -> float32 [B, N]."""
     count, inputs = x.shape
     whole = count // 8 * 8  # `block` takes eight at once

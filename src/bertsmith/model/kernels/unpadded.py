@@ -28,8 +28,8 @@ from bertsmith.model.kernels.attention import (
     softmax_rows,
 )
 from bertsmith.model.kernels.elementwise import flat, has_kernels, next_key, rows, threshold
-from bertsmith.model.kernels.llvm.attention import attend, attention_gradients
-from bertsmith.model.kernels.llvm.blocks import COLUMNS, has_bf16_blocks, in_tiles
+from bertsmith.model.kernels.llvm.blocks import COLUMNS, has_bf16_vectors
+from bertsmith.model.kernels.llvm.row_attention import attend, attention_gradients
 
 # of a batch in groups: with less padding, or in shorter rows, they cost as much as they save
 LEAST_PADDING, LEAST_LENGTH = 0.1, 256
@@ -157,8 +157,7 @@ class GroupedAttention(torch.autograd.Function):
 
 def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
     """True where `RowAttention` computes: bf16, by vectors of a CPU, heads of 32 n numbers."""
-    is_wide = head_size % COLUMNS == 0 and dtype == torch.bfloat16
-    return is_wide and has_bf16_blocks() and not in_tiles("uint16")
+    return dtype == torch.bfloat16 and head_size % COLUMNS == 0 and has_bf16_vectors()
 
 
 def least_length(dtype: torch.dtype | None, head_size: int) -> int:
@@ -201,7 +200,7 @@ class RowAttention(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """Some rows of a matrix, each once."""
+    """Some rows of a matrix, each once; the gradient of a plain index would be added up."""
 
     @staticmethod
     def forward(ctx: Any, x_NH: Tensor, places_T: Tensor) -> Tensor:
@@ -224,6 +223,7 @@ class Unpadded:
     lengths_B: np.ndarray
     queries_B: np.ndarray
     tokens_T: Tensor | None  # where they are in [B * S]; None: there is no padding
+    by_rows: bool  # see `has_row_attention`
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -243,15 +243,14 @@ class Unpadded:
         return x_NH.unflatten(0, (rows, length))
 
     def places(self, positions_BQ: Tensor) -> Tensor:
-        """Positions in rows as those in the one row, [1, B * Q]."""
+        """Positions in rows, of real tokens, as those in the one row, [1, B * Q]."""
         starts_B = torch.from_numpy(self.lengths_B.cumsum() - self.lengths_B)
         return (positions_BQ + starts_B[:, None]).view(1, -1)
 
     def __call__(self, *parts: Tensor) -> Tensor:
         """Of parts as `queries_keys_values` has them, [1, P, H]."""
         matrices, heads = [part[0] for part in parts], self.num_heads
-        size = matrices[-1].shape[1] // (4 - len(parts))
-        if has_row_attention(matrices[0].dtype, size // heads):
+        if self.by_rows:
             sizes = self.lengths_B, self.queries_B
             return RowAttention.apply(*matrices, *sizes, heads, self.dropout)[None]
         three = queries_keys_values(*matrices)
@@ -275,6 +274,8 @@ def without_padding(
     (batch, length), head_size = x_BSH.shape[:2], x_BSH.shape[2] // num_heads
     by_rows = has_row_attention(x_BSH.dtype, head_size)
     lengths = np.full(batch, length) if lengths_B is None else lengths_B.numpy().astype(np.int64)
+    if not (batch and lengths.all()):
+        return None
     padding = 1 - lengths.sum() / (batch * length)
     in_words = head_size % 4 == 0  # for groups
     if not by_rows and (length < LEAST_LENGTH or padding < LEAST_PADDING or not in_words):
@@ -282,4 +283,4 @@ def without_padding(
     tokens_T = None
     if padding:
         tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
-    return Unpadded(num_heads, dropout, lengths, lengths, tokens_T)
+    return Unpadded(num_heads, dropout, lengths, lengths, tokens_T, by_rows)

@@ -204,8 +204,8 @@ class Pretraining:
         self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
         # where padding may be left out a core with longer rows would keep the others waiting
         head_size = model.config.hidden_size // model.config.num_heads
-        least = least_length(engine.autocast_dtype, head_size)
-        may_leave_out = engine.device.type == "cpu" and self.phase.length >= least
+        shortest = least_length(engine.autocast_dtype, head_size)
+        may_leave_out = engine.device.type == "cpu" and self.phase.length >= shortest
         has_padding = settings.objective not in NEXT_TOKEN
         self._deals_rows = may_leave_out and has_padding and self.rows_per_forward > 1
 

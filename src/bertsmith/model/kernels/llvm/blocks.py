@@ -70,6 +70,11 @@ def has_bf16_blocks() -> bool:
     return _has_bf16_tiles() or "avx512bf16" in cpu_features()
 
 
+def has_bf16_vectors() -> bool:
+    """True if `block` multiplies bf16 here, and not in tiles."""
+    return has_bf16_blocks() and not _has_bf16_tiles()
+
+
 def _has_bf16_tiles() -> bool:
     return "amx-bf16" in cpu_features() and _amx_allowed()
 

@@ -1,4 +1,4 @@
-"""Attention for training over rows without padding, where vectors multiply bf16. No torch.
+"""Attention for training over rows without padding, where vectors multiply bf16.
 
 Of one row and head the keys, or the values, are packed once; 32 queries at a time are multiplied,
 and nothing is computed for padding. The exponentials of the softmax, in bf16, are kept for the
@@ -28,7 +28,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     transpose_words,
     zeros,
 )
-from bertsmith.model.kernels.llvm.tiled_masked_lm import WORDS, pair_rows
+from bertsmith.model.kernels.llvm.tiled_masked_lm import WORDS, packed_rows, pair_rows
 from bertsmith.model.kernels.llvm.vector_rows import exponential_row
 from bertsmith.model.kernels.numbers import hash32, load, store, vectorized
 
@@ -83,7 +83,7 @@ def pack_as_rows(x, first, count, column, nothing, packed, at):
 
 
 @compiled
-def copy_rows(x, first, count, column, lines):
+def head_rows(x, first, count, column, lines):
     """A head's rows first..first + count as the first of `lines` [32, D]."""
     head = lines.shape[1]
     for r in range(count):
@@ -153,7 +153,7 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
     size, (limit, key, kept_factor) = context.shape[1], dropout
     head, width = size // heads, wide(np.max(starts[1:] - starts[:-1]))
     scale = np.float32(1 / math.sqrt(head))
-    keys, values = zeros(width * head // 2, 1, WORDS), rows_room(head, width)
+    keys, values = zeros(width * head // 2, 1, WORDS), packed_rows(width, head)
     lines, few = zeros(ROWS, head, HALVES), zeros(LANES, head, HALVES)
     nothing = zeros(1, head, HALVES)
     scores, sums = zeros(ROWS, width, NUMBERS), zeros(ROWS, head, NUMBERS)
@@ -167,7 +167,7 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
             pack_as_rows(kv, first, length, of_values, nothing, values, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count = min(ROWS, reads[t + 1] - start)
-                copy_rows(q, start, count, column, lines)
+                head_rows(q, start, count, column, lines)
                 a, step = address(lines, 0), 2 * head
                 for n in range(0, own, COLUMNS):
                     b, c = address(keys, n * (head // 2)), address(scores, n)
@@ -193,13 +193,13 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
 def attention_gradients(
     above, q, kv, reads, starts, heads, dropout, exponentials, factors, by_q, by_kv
 ):
-    """Gradients by q and kv from that by the context, `above` [P, H]; see `attend`."""
+    """Gradients by q and kv, which may be one array, from that by the context; see `attend`."""
     size, (limit, _, kept_factor) = above.shape[1], dropout
     head, width = size // heads, wide(np.max(starts[1:] - starts[:-1]))
     room, scale = wide(np.max(reads[1:] - reads[:-1])), np.float32(1 / math.sqrt(head))
-    values, keys = zeros(width * head // 2, 1, WORDS), rows_room(head, width)
-    by_contexts, queries = rows_room(head, room), rows_room(head, room)
-    by_scores, kept = rows_room(width, room), rows_room(width, room)
+    values, keys = zeros(width * head // 2, 1, WORDS), packed_rows(width, head)
+    by_contexts, queries = packed_rows(room, head), packed_rows(room, head)
+    by_scores, kept = packed_rows(room, width), packed_rows(room, width)
     turned, panel = zeros(head, room // 2 + LANES, WORDS), keys.shape[1] * COLUMNS
     lines, few = zeros(ROWS, head, HALVES), zeros(LANES, head, HALVES)
     nothing = zeros(1, max(head, width), HALVES)
@@ -218,7 +218,7 @@ def attention_gradients(
             pack_as_rows(q, reads[t], reads[t + 1] - reads[t], column, nothing, queries, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count, at = min(ROWS, reads[t + 1] - start), (start - reads[t]) // 2
-                copy_rows(above, start, count, column, lines)
+                head_rows(above, start, count, column, lines)
                 for n in range(0, own, COLUMNS):
                     b, c = address(values, n * (head // 2)), address(gradients, n)
                     a = address(lines, 0)
@@ -235,22 +235,14 @@ def attention_gradients(
                 pack_as_rows(lines, 0, count, 0, nothing, by_contexts, at)
                 if limit:
                     leave_out_dropped(found, own_kept)
-                    pack_as_rows(own_kept, 0, count, 0, nothing, kept[:panels], at)
-                else:
-                    pack_as_rows(found, 0, count, 0, nothing, kept[:panels], at)
+                    found = own_kept
+                pack_as_rows(found, 0, count, 0, nothing, kept[:panels], at)
                 pack_as_rows(own_scores, 0, count, 0, nothing, by_scores[:panels], at)
                 place += count * own
             turn(by_contexts, pairs, turned)
             over_queries(lines, turned, pairs, kept, by_kv, first, length, of_values)
             turn(queries, pairs, turned)
             over_queries(lines, turned, pairs, by_scores, by_kv, first, length, of_keys)
-
-
-@compiled
-def rows_room(columns, rows):
-    """Room for `pack_as_rows`; panels are no power of two apart, which a cache would mind."""
-    panels, pairs = columns // COLUMNS, rows // 2 + 1
-    return zeros(panels * pairs, COLUMNS, WORDS).reshape((panels, pairs, COLUMNS))
 
 
 @vectorized
@@ -263,7 +255,7 @@ def scale_lines(lines, factors):
 
 @compiled
 def turn(packed, count, turned):
-    """Pairs of rows of a head, uint32 [D / 32, N, 32], with rows for columns: [D, at least n]."""
+    """`count` pairs of a head, uint32 [D / 32, N, 32], with rows for columns: [D, at least N]."""
     panels, pairs = packed.shape[0], packed.shape[1]
     for panel in range(panels):
         for n in range(0, count, LANES):

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from bertsmith.model.kernels.elementwise import seed_dropout
-from bertsmith.model.kernels.unpadded import RowAttention, has_row_attention
+from bertsmith.model.kernels.unpadded import (
+    LEAST_LENGTH,
+    RowAttention,
+    has_row_attention,
+    least_length,
+)
 
 from ..harness import assert_is_share, assert_near
 
@@ -60,6 +65,7 @@ CASES = [
     ([7, 33, 1, 40, 32], [7, 33, 1, 40, 32], 2, 32),  # odd ones, and a whole block
     ([64, 95, 130], [64, 95, 130], 3, 64),
     ([5, 64, 100], [2, 9, 33], 2, 96),  # fewer queries than keys
+    ([5, 7, 40], [0, 3, 0], 1, 32),  # of some rows none is read
 ]
 
 
@@ -95,22 +101,28 @@ def test_a_row_is_the_same_in_any_company():
         assert torch.equal(among[21:61], alone)
 
 
-def test_dropout_leaves_probabilities_out_and_scales_the_others():
+@pytest.mark.parametrize(("queries", "head"), [([50, 71], 32), ([9, 33], 96)], ids=str)
+def test_dropout_leaves_probabilities_out_and_scales_the_others(queries, head):
     """Those that were left out are negative in what is saved: the formula is given the same."""
-    lengths, heads, rate = np.array([50, 70]), 2, 0.3
-    *parts, above = given(lengths, lengths, 64)
-    attention = of_one(lengths, heads, rate)
+    lengths, queries, heads, rate = np.array([50, 71]), np.array(queries), 2, 0.3
+    *parts, above = given(lengths, queries, heads * head)
+    attention = of_parts(lengths, queries, heads, rate)
     seed_dropout(7)
     found = outcome(attention, parts, above)
     seed_dropout(7)
     saved = attention(*(part.requires_grad_() for part in parts)).grad_fn.saved_tensors[0]
     kept, place = [], 0
-    for length, width in ((50, 64), (70, 96)):
-        own = saved[place : place + heads * length * width].view(heads, length, width)
+    for count, length, width in zip(queries, lengths, (64, 96), strict=True):
+        own = saved[place : place + heads * count * width].view(heads, count, width)
         kept.append((own[:, :, :length] > 0) / (1 - rate))
         place += own.numel()
         assert_is_share(kept[-1] == 0, rate)
     exact = [part.detach().double() for part in parts]
-    wanted = outcome(lambda *qkv: formula(qkv, lengths, lengths, heads, kept), exact, above)
+    wanted = outcome(lambda *qkv: formula(qkv, lengths, queries, heads, kept), exact, above)
     assert_near(found, wanted, 5e-3)
     assert not torch.equal(found[0], attention(*parts))  # the next mask is another
+
+
+def test_padding_is_left_out_of_short_rows_where_attention_reads_rows():
+    assert least_length(torch.bfloat16, 64) == 1
+    assert least_length(torch.float32, 64) == least_length(torch.bfloat16, 40) == LEAST_LENGTH
