@@ -160,11 +160,6 @@ def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
     return dtype == torch.bfloat16 and head_size % COLUMNS == 0 and has_bf16_vectors()
 
 
-def least_length(dtype: torch.dtype | None, head_size: int) -> int:
-    """The shortest rows of which padding is left out."""
-    return 1 if has_row_attention(dtype, head_size) else LEAST_LENGTH
-
-
 class RowAttention(torch.autograd.Function):
     """Attention of rows without padding, [P, H]; of parts as `queries_keys_values` has them.
 

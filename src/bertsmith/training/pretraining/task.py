@@ -26,7 +26,7 @@ from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import WithoutInitialization, initialize, local_start
 from bertsmith.model.kernels.masked_lm_loss import UNUSED
-from bertsmith.model.kernels.unpadded import least_length
+from bertsmith.model.kernels.unpadded import LEAST_LENGTH, has_row_attention
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
@@ -202,12 +202,14 @@ class Pretraining:
         self.phase = phase or settings.phases()[0]
         self._share = engine.ranks.share(self.phase.batch)
         self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
-        # where padding may be left out a core with longer rows would keep the others waiting
+        # where padding is left out a core with longer rows would keep the others waiting; with
+        # dropout, whose masks hang on a row's place, several ranks would train on other masks
         head_size = model.config.hidden_size // model.config.num_heads
-        shortest = least_length(engine.autocast_dtype, head_size)
-        may_leave_out = engine.device.type == "cpu" and self.phase.length >= shortest
-        has_padding = settings.objective not in NEXT_TOKEN
-        self._deals_rows = may_leave_out and has_padding and self.rows_per_forward > 1
+        drops = settings.dropout or settings.attention_dropout
+        short_ones = has_row_attention(engine.autocast_dtype, head_size) and not drops
+        has_padding = engine.device.type == "cpu" and settings.objective not in NEXT_TOKEN
+        is_left_out = has_padding and (short_ones or self.phase.length >= LEAST_LENGTH)
+        self._deals_rows = is_left_out and self.rows_per_forward > 1
 
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         """This rank's rows of the batch, with their own counts and tokens."""

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from bertsmith.model.kernels.elementwise import seed_dropout
-from bertsmith.model.kernels.unpadded import (
-    LEAST_LENGTH,
-    RowAttention,
-    has_row_attention,
-    least_length,
-)
+from bertsmith.model.kernels.unpadded import RowAttention, has_row_attention
 
 from ..harness import assert_is_share, assert_near
 
@@ -121,8 +116,3 @@ def test_dropout_leaves_probabilities_out_and_scales_the_others(queries, head):
     wanted = outcome(lambda *qkv: formula(qkv, lengths, queries, heads, kept), exact, above)
     assert_near(found, wanted, 5e-3)
     assert not torch.equal(found[0], attention(*parts))  # the next mask is another
-
-
-def test_padding_is_left_out_of_short_rows_where_attention_reads_rows():
-    assert least_length(torch.bfloat16, 64) == 1
-    assert least_length(torch.float32, 64) == least_length(torch.bfloat16, 40) == LEAST_LENGTH
