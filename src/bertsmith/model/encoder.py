@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import linear_gelu, residual_norm
+from bertsmith.model.kernels.quantized_linear import Int8Linear
 from bertsmith.model.kernels.short_layer import after_attention
 from bertsmith.model.kernels.unpadded import Unpadded, without_padding
 from bertsmith.model.variants import (
@@ -133,7 +134,9 @@ class Encoder(nn.Module):
         (rows, length), places = x_BSH.shape[:2], positions_BQ
         attend, unpadded = attention_for(self.config, x_BSH, lengths_B, self.training), None
         if not (all_layers or self.config.causal):
-            unpadded = without_padding(x_BSH, lengths_B, attend.num_heads, attend.dropout)
+            in_int8 = isinstance(self.layers[0].qkv, Int8Linear)
+            how = attend.num_heads, attend.dropout, in_int8
+            unpadded = without_padding(x_BSH, lengths_B, *how)
         if unpadded:
             attend = unpadded
             x_BSH = unpadded.flat(x_BSH)  # [1, T, H]

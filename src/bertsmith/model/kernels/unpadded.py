@@ -34,6 +34,7 @@ from bertsmith.model.kernels.llvm.row_attention import attend, attention_gradien
 # of a batch in groups: with less padding, or in shorter rows, they cost as much as they save
 LEAST_PADDING, LEAST_LENGTH = 0.1, 256
 WIDTH = 32  # of which a group's rows are a multiple
+SHAPES = 16  # of which numbers of tokens are a multiple where PyTorch multiplies them
 
 
 class Places(NamedTuple):
@@ -211,7 +212,10 @@ class _Taken(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Unpadded:
-    """Rows of a batch without their padding, as one row of all T real tokens, and its attention."""
+    """Rows of a batch without their padding, as one row of all T real tokens, and its attention.
+
+    Some padding may follow as a row of its own, of which nothing is read.
+    """
 
     num_heads: int
     dropout: float
@@ -231,15 +235,15 @@ class Unpadded:
 
     def padded(self, x_1TH: Tensor, rows: int, length: int) -> Tensor:
         """[1, T, H] -> [B, S, H], with zeros for padding."""
-        x_NH = x_1TH[0]
+        x_NH, real = x_1TH[0], self.lengths_B[:rows].sum()
         if self.tokens_T is not None:
             zeros_NH = x_1TH.new_zeros(rows * length, x_1TH.shape[2])
-            x_NH = zeros_NH.index_copy(0, self.tokens_T, x_NH)
+            x_NH = zeros_NH.index_copy(0, self.tokens_T[:real], x_NH[:real])
         return x_NH.unflatten(0, (rows, length))
 
     def places(self, positions_BQ: Tensor) -> Tensor:
         """Positions in rows, of real tokens, as those in the one row, [1, B * Q]."""
-        starts_B = torch.from_numpy(self.lengths_B.cumsum() - self.lengths_B)
+        starts_B = torch.from_numpy(self.lengths_B.cumsum() - self.lengths_B)[: len(positions_BQ)]
         return (positions_BQ + starts_B[:, None]).view(1, -1)
 
     def __call__(self, *parts: Tensor) -> Tensor:
@@ -253,16 +257,18 @@ class Unpadded:
 
     def at(self, positions_BQ: Tensor, length: int) -> Unpadded:
         """The same for as many queries of each row."""
-        queries_B = np.full(len(self.lengths_B), positions_BQ.shape[1])
+        queries_B = np.zeros_like(self.lengths_B)
+        queries_B[: len(positions_BQ)] = positions_BQ.shape[1]
         return replace(self, queries_B=queries_B)
 
 
 def without_padding(
-    x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float
+    x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float, any_number: bool
 ) -> Unpadded | None:
     """The rows without padding where a CPU trains and is faster so; else None.
 
-    Every position sees all others of its row. `dropout` is that of attention.
+    Every position sees all others of its row. `dropout` is that of attention. Unless layers take
+    `any_number` of tokens, it is rounded up: PyTorch writes a program for each of its matmuls.
     """
     if not (torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad):
         return None
@@ -275,7 +281,11 @@ def without_padding(
     in_words = head_size % 4 == 0  # for groups
     if not by_rows and (length < LEAST_LENGTH or padding < LEAST_PADDING or not in_words):
         return None
-    tokens_T = None
-    if padding:
-        tokens_T = torch.from_numpy(np.flatnonzero(np.arange(length) < lengths[:, None]))
-    return Unpadded(num_heads, dropout, lengths, lengths, tokens_T, by_rows)
+    if not padding:
+        return Unpadded(num_heads, dropout, lengths, lengths, None, by_rows)
+    is_real = np.arange(length) < lengths[:, None]
+    places, fill = np.flatnonzero(is_real), np.flatnonzero(~is_real)
+    fill = fill[: -len(places) % SHAPES if by_rows and not any_number else 0]
+    if len(fill):
+        places, lengths = np.append(places, fill), np.append(lengths, len(fill))
+    return Unpadded(num_heads, dropout, lengths, lengths, torch.from_numpy(places), by_rows)
