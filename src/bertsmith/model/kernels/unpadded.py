@@ -247,7 +247,7 @@ class Unpadded:
         return (positions_BQ + starts_B[:, None]).view(1, -1)
 
     def __call__(self, *parts: Tensor) -> Tensor:
-        """Of parts as `queries_keys_values` has them, [1, P, H]."""
+        """[1, P, H], of parts as `queries_keys_values` has them."""
         matrices, heads = [part[0] for part in parts], self.num_heads
         if self.by_rows:
             sizes = self.lengths_B, self.queries_B
