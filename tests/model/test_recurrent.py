@@ -96,7 +96,7 @@ def test_states_in_bf16_are_those_of_float64_by_either_product(rows, blocks, mon
         run_in(dtype, lambda lstm, *given: lstm.run(*given)[0], exact[:3], exact[3], lstm)
         for dtype in (torch.bfloat16, torch.float64)
     )
-    assert_near(found, wanted, 1e-2)  # states have 8 bits; 0.003 to 0.006 was seen
+    assert_near(found, wanted, 5e-3)  # states have 8 bits; 0.002 to 0.003 was seen
 
 
 def gru_by_hand(model, x, h, reset):

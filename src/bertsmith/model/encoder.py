@@ -134,9 +134,9 @@ class Encoder(nn.Module):
         (rows, length), places = x_BSH.shape[:2], positions_BQ
         attend, unpadded = attention_for(self.config, x_BSH, lengths_B, self.training), None
         if not (all_layers or self.config.causal):
-            in_int8 = isinstance(self.layers[0].qkv, Int8Linear)
-            how = attend.num_heads, attend.dropout, in_int8
-            unpadded = without_padding(x_BSH, lengths_B, *how)
+            any_number = isinstance(self.layers[0].qkv, Int8Linear)
+            how = attend.num_heads, attend.dropout
+            unpadded = without_padding(x_BSH, lengths_B, *how, any_number)
         if unpadded:
             attend = unpadded
             x_BSH = unpadded.flat(x_BSH)  # [1, T, H]

@@ -1,7 +1,7 @@
 """Training on a CPU without padding: the real tokens of a batch as one row.
 
 All layers but attention compute each position by itself, so padding is left out of what they get.
-Where vectors multiply bf16, attention reads the tokens where they lie (`llvm/attention.py`).
+Where vectors multiply bf16, attention reads the tokens where they lie (`llvm/row_attention.py`).
 Elsewhere it puts the rows into groups of about one length. Moving them costs some of what is
 gained: a mini trains on rows of 512 tokens, a quarter of them padding, 1.15 to 1.3 times as fast,
 on rows of 128 no faster (docs/design/lab.md).
@@ -162,7 +162,7 @@ def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
 
 
 class RowAttention(torch.autograd.Function):
-    """Attention of rows without padding, [P, H]; of parts as `queries_keys_values` has them.
+    """Attention of rows without padding, [P, H]; of `queries_keys_values` in one tensor or two.
 
     Row b has `lengths_B` of the keys and `queries_B` of the queries, in order.
     """
@@ -267,8 +267,8 @@ def without_padding(
 ) -> Unpadded | None:
     """The rows without padding where a CPU trains and is faster so; else None.
 
-    Every position sees all others of its row. `dropout` is that of attention. Unless layers take
-    `any_number` of tokens, it is rounded up: PyTorch writes a program for each of its matmuls.
+    Every position sees all others of its row. `dropout` is that of attention. Int8 layers take
+    `any_number` of tokens; else it is rounded up, as PyTorch writes a program for each number.
     """
     if not (torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad):
         return None
