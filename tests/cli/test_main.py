@@ -178,6 +178,16 @@ def test_top_level():
     assert unknown.code == 2 and "unknown command 'vocabb': did you mean 'vocab'?" in unknown.err
 
 
+def test_the_first_word_of_several_commands_lists_them():
+    shown = bertsmith("lineage", "--help")
+    assert [f"\n  {name}  " in shown for name in command_line.COMMANDS] == [
+        name.startswith("lineage ") for name in command_line.COMMANDS
+    ]
+    alone, unknown = cli("lineage"), cli("lineage", "elmoo", "--help")
+    assert (alone.code, alone.err) == (2, shown)
+    assert unknown.code == 2 and "'lineage elmoo': did you mean 'lineage elmo'?" in unknown.err
+
+
 @pytest.mark.parametrize("name", command_line.COMMANDS)
 def test_every_command_has_the_agreed_form(name):
     module = importlib.import_module(f"bertsmith.cli.{command_line.COMMANDS[name][0]}")

@@ -256,32 +256,36 @@ def function_name(command: str) -> str:
 
 
 def top_level(words: Sequence[str]) -> int:
-    """Print help or version, or raise an error with the nearest name: there is no command."""
+    """Print help or version, or raise an error with the nearest name: there is no command.
+
+    The first word of several commands, such as lineage, alone or with --help, lists these.
+    """
     if words and words[0] == "--version":
         print(f"bertsmith {VERSION}")
         return 0
-    if words and words[0] not in ("-h", "--help"):
-        kind = "flag" if words[0].startswith("-") else "command"
+    named = [word for word in words if word not in ("-h", "--help")]
+    family = [name for name in COMMANDS if named and name.startswith(f"{named[0]} ")]
+    if len(named) > bool(family):
+        kind = "flag" if named[0].startswith("-") else "command"
         known = ["--help", "--version", "--debug"] if kind == "flag" else list(COMMANDS)
-        family = any(command.startswith(f"{words[0]} ") for command in known)
-        given = " ".join(words[: 1 + family])  # such as lineage, with the word behind it
+        given = " ".join(named[: 1 + bool(family)])
         from bertsmith.base.settings import nearest
 
         raise ValueError(f"unknown {kind} '{given}': {nearest(given, known)}")
     width = max(map(len, COMMANDS)) + 2
-    lines = [
-        "usage: bertsmith COMMAND ... [--debug]\n",
-        "BERT whole, in Python: from raw text to a fine-tuned model.\n",
-    ]
+    lines = [f"usage: bertsmith {named[0] if family else 'COMMAND'} ... [--debug]\n"]
+    if not family:
+        lines.append("BERT whole, in Python: from raw text to a fine-tuned model.\n")
     for title, block in BLOCKS.items():
-        lines += [f"{title}:", *(f"  {name:<{width}}{line}" for name, (_, line) in block.items())]
-        lines.append("")
-    lines += [
-        "`bertsmith COMMAND --help` shows the flags of a command, with examples.",
-        "--version prints the version; --debug adds the traceback to an error.",
-    ]
-    print("\n".join(lines), file=sys.stdout if words else sys.stderr)
-    return 0 if words else 2
+        shown = [name for name in block if not family or name in family]
+        if shown:
+            lines += [f"{title}:", *(f"  {name:<{width}}{block[name][1]}" for name in shown), ""]
+    lines.append("`bertsmith COMMAND --help` shows the flags of a command, with examples.")
+    if not family:
+        lines.append("--version prints the version; --debug adds the traceback to an error.")
+    is_asked = len(named) < len(words)
+    print("\n".join(lines), file=sys.stdout if is_asked else sys.stderr)
+    return 0 if is_asked else 2
 
 
 def one_line(error: BaseException) -> str:
