@@ -20,13 +20,8 @@ from torch import Tensor
 
 from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.elementwise import flat, has_kernels, rows
-from bertsmith.model.kernels.llvm.blocks import (
-    COLUMNS,
-    address,
-    block,
-    has_bf16_vectors,
-)
-from bertsmith.model.kernels.llvm.tiled_masked_lm import pack_columns, pack_rows, packed_rows
+from bertsmith.model.kernels.llvm.blocks import COLUMNS, LANES, address, block, has_bf16_vectors
+from bertsmith.model.kernels.llvm.packing import PAIR, pack_columns, pack_rows, packed_rows
 from bertsmith.model.kernels.numbers import ONE, load, sigmoid, store, tanh, vectorized
 
 
@@ -230,10 +225,11 @@ def step_product(weight_NK: Tensor, count: int) -> tuple[Tensor, Callable[[Tenso
         return result, lambda x_BK: torch.mm(x_BK, weight_NK.t(), out=result)
     if weight_NK.is_contiguous():
         packed = np.empty((size // COLUMNS, inputs // 2, COLUMNS), np.uint32)
-        pack_columns(rows(weight_NK), packed.reshape(-1, COLUMNS))
+        few = np.empty((LANES, inputs), np.uint16)
+        pack_columns(rows(weight_NK), 0, size, 0, few, packed)
     else:
-        packed = packed_rows(inputs, size)
-        pack_rows(rows(weight_NK.t()), 0, inputs, packed)
+        packed, nothing = packed_rows(inputs, size), np.zeros((1, size), np.uint16)
+        pack_rows(rows(weight_NK.t()), 0, inputs, 0, nothing, packed, 0)
     result = torch.zeros(count, size)
     filled = rows(result)
     return result, lambda x_BK: multiply_packed(rows(x_BK), packed, filled)
@@ -246,13 +242,13 @@ def multiply_packed(x, packed, result):
     whole = count // 8 * 8  # `block` takes eight at once
     rest, sums = np.zeros((8, inputs), x.dtype), np.empty((8, COLUMNS), np.float32)
     rest[: count - whole] = x[whole:]
-    row, pair, pairs = 2 * inputs, 4 * COLUMNS, inputs // 2  # bytes, bytes, number
+    row, pairs = 2 * inputs, inputs // 2  # bytes, number
     for panel in range(len(packed)):
         weight, first = address(packed, panel * packed.shape[1] * COLUMNS), panel * COLUMNS
         target, wide = address(result, first), 4 * result.shape[1]
-        block(x, address(x, 0), row, weight, pair, target, wide, pairs, whole)
+        block(x, address(x, 0), row, weight, PAIR, target, wide, pairs, whole)
         if whole < count:
-            block(x, address(rest, 0), row, weight, pair, address(sums, 0), pair, pairs, 8)
+            block(x, address(rest, 0), row, weight, PAIR, address(sums, 0), PAIR, pairs, 8)
             result[whole:, first : first + COLUMNS] = sums[: count - whole]
 
 

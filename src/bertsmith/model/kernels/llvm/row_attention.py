@@ -28,58 +28,19 @@ from bertsmith.model.kernels.llvm.blocks import (
     transpose_words,
     zeros,
 )
-from bertsmith.model.kernels.llvm.tiled_masked_lm import WORDS, packed_rows, pair_rows
+from bertsmith.model.kernels.llvm.packing import (
+    PAIR,
+    WORDS,
+    pack_columns,
+    pack_rows,
+    packed_rows,
+    wide,
+)
 from bertsmith.model.kernels.llvm.vector_rows import exponential_row
 from bertsmith.model.kernels.numbers import hash32, load, store, vectorized
 
 NUMBERS, HALVES = np.zeros(1, np.float32), np.zeros(1, np.uint16)  # for `zeros`
 SIGN = np.uint16(0x8000)
-PAIR = 4 * COLUMNS  # bytes of a pair of inputs of 32 columns
-
-
-@compiled
-def wide(length):
-    """The length rounded up to a multiple of 32."""
-    return (length + COLUMNS - 1) // COLUMNS * COLUMNS
-
-
-@compiled
-def pack_as_columns(x, first, count, column, few, packed):
-    """Tokens first..first + count of a head, for products over D: uint32 [W / 32, D / 2, 32].
-
-    `few` bf16 [16, D] to work in.
-    """
-    size, head = x.shape[1], few.shape[1]
-    for j in range(0, wide(count), LANES):
-        whole = j + LANES <= count
-        if not whole:
-            few[:] = 0
-            for r in range(count - j):
-                few[r] = x[first + j + r, column : column + head]
-        panel = j // COLUMNS * (head // 2) * COLUMNS + j % COLUMNS
-        for d in range(0, head, 2 * LANES):
-            target = address(packed, panel + d * LANES)
-            if whole:
-                source = address(x, (first + j) * size + column + d)
-                transpose_words(source, 2 * size, target, PAIR)
-            else:
-                transpose_words(address(few, d), 2 * head, target, PAIR)
-
-
-@compiled
-def pack_as_rows(x, first, count, column, nothing, packed, at):
-    """Tokens of a head for products over them, from pair `at` on: uint32 [D / 32, N, 32].
-
-    `nothing` bf16 [1, at least D]: zeros, behind an odd number of tokens.
-    """
-    size, panels, pairs = x.shape[1], packed.shape[0], packed.shape[1]
-    for n in range((count + 1) // 2):
-        upper = address(x, (first + 2 * n) * size + column)
-        lower = address(x, (first + 2 * n + 1) * size + column)
-        if 2 * n + 1 == count:
-            lower = address(nothing, 0)
-        target = address(packed, (at + n) * COLUMNS)
-        pair_rows(upper, lower, panels * COLUMNS, target, PAIR * pairs)
 
 
 @compiled
@@ -163,8 +124,8 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
         own, groups = wide(length), (length + 1) // 2
         for number in range(heads):
             column, of_values = number * head, kv.shape[1] - size + number * head
-            pack_as_columns(kv, first, length, of_values - size, few, keys)
-            pack_as_rows(kv, first, length, of_values, nothing, values, 0)
+            pack_columns(kv, first, length, of_values - size, few, keys)
+            pack_rows(kv, first, length, of_values, nothing, values, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count = min(ROWS, reads[t + 1] - start)
                 head_rows(q, start, count, column, lines)
@@ -213,9 +174,9 @@ def attention_gradients(
         for number in range(heads):
             column, of_values = number * head, kv.shape[1] - size + number * head
             of_keys = of_values - size
-            pack_as_columns(kv, first, length, of_values, few, values)
-            pack_as_rows(kv, first, length, of_keys, nothing, keys, 0)
-            pack_as_rows(q, reads[t], reads[t + 1] - reads[t], column, nothing, queries, 0)
+            pack_columns(kv, first, length, of_values, few, values)
+            pack_rows(kv, first, length, of_keys, nothing, keys, 0)
+            pack_rows(q, reads[t], reads[t + 1] - reads[t], column, nothing, queries, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count, at = min(ROWS, reads[t + 1] - start), (start - reads[t]) // 2
                 head_rows(above, start, count, column, lines)
@@ -232,12 +193,12 @@ def attention_gradients(
                     block(lines, a, 2 * width, b, PAIR, c, 4 * head, groups, count)
                 scaled_rows(sums, ones[:count], by_q, start, column)
                 scale_lines(lines, own_factors * kept_factor)
-                pack_as_rows(lines, 0, count, 0, nothing, by_contexts, at)
+                pack_rows(lines, 0, count, 0, nothing, by_contexts, at)
                 if limit:
                     leave_out_dropped(found, own_kept)
                     found = own_kept
-                pack_as_rows(found, 0, count, 0, nothing, kept[:panels], at)
-                pack_as_rows(own_scores, 0, count, 0, nothing, by_scores[:panels], at)
+                pack_rows(found, 0, count, 0, nothing, kept[:panels], at)
+                pack_rows(own_scores, 0, count, 0, nothing, by_scores[:panels], at)
                 place += count * own
             turn(by_contexts, pairs, turned)
             over_queries(lines, turned, pairs, kept, by_kv, first, length, of_values)

@@ -6,9 +6,8 @@ exponentials. The second time they become their own gradient, which is multiplie
 table and with the hidden states. PyTorch's three products with all logits take 1.2 to 2.6 times as
 long (docs/design/lab.md).
 
-A tile's rows are lines of the cache, 32 numbers of bf16. A left operand may lie as it is. A right
-one, [K, C], is packed: pairs of inputs of 32 columns, one column after another, a pair as a uint32,
-[C / 32, K / 2, 32]; see `add_block` in blocks.py.
+A tile's rows are lines of the cache, 32 numbers of bf16. A left operand may lie as it is, a right
+one is packed (packing.py); see `add_block` in blocks.py.
 
 Letters: N masked positions (padded to a multiple of 32), V vocabulary, H hidden size.
 """
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from torch import Tensor
 
 from bertsmith.base.jit import compiled
@@ -43,8 +41,14 @@ from bertsmith.model.kernels.llvm.blocks import (
     int64,
     load_row,
     store_transposed,
-    transpose_words,
     zeros,
+)
+from bertsmith.model.kernels.llvm.packing import (
+    PAIR,
+    WORDS,
+    pack_columns,
+    pack_rows,
+    packed_rows,
 )
 from bertsmith.model.kernels.llvm.vector_rows import (
     HALVES,
@@ -59,7 +63,6 @@ PIECES = 256  # of the vocabulary at once
 LOGITS = 1 << 17  # of so many the float32 stay in the second cache
 LOWEST, LARGEST = np.float32(-1e30), np.float32(100)  # of exponents of two
 LN_2 = math.log(2)
-WORDS = np.zeros(1, np.uint32)
 
 
 def has_tiled_loss(hidden_NH: Tensor) -> bool:
@@ -124,70 +127,6 @@ def transpose_numbers(context, source, source_step, target, target_step):
 
 
 @compiled
-def pack_columns(matrix, packed):
-    """A matrix [C, K] for products over K: uint32 [C / 32, K / 2, 32]."""
-    columns, inputs = matrix.shape
-    for c in range(0, columns, LANES):
-        panel = c // COLUMNS * (inputs // 2) * COLUMNS + c % COLUMNS
-        for k in range(0, inputs, 32):
-            source, target = address(matrix, c * inputs + k), address(packed, panel + k * LANES)
-            transpose_words(source, 2 * inputs, target, 4 * COLUMNS)
-
-
-@emitted
-def pair_rows(context, upper, lower, columns, target, panel_step):
-    """Two rows of numbers of bf16 as pairs: 32 columns after another, `panel_step` bytes apart."""
-
-    def code(context, builder, signature, arguments):
-        upper, lower, columns, target, panel_step = arguments
-        sixteen = ir.Constant(INTEGERS, [16] * LANES)
-        with cgutils.for_range(builder, builder.sdiv(columns, int64(COLUMNS))) as loop:
-            place = builder.gep(target, [builder.mul(loop.index, panel_step)])
-            for half in (0, 1):
-                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                first, second = (
-                    builder.zext(load_row(builder, row, int64(2 * LANES), chunk, HALVES), INTEGERS)
-                    for row in (upper, lower)
-                )
-                pairs = builder.or_(first, builder.shl(second, sixteen))
-                own = builder.gep(place, [int64(4 * LANES * half)])
-                builder.store(pairs, builder.bitcast(own, INTEGERS.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    wide = types.int64
-    return types.void(ADDRESS, ADDRESS, wide, ADDRESS, wide), code
-
-
-@compiled
-def pack_rows(matrix, first, count, packed):
-    """Rows first..first + count of a matrix [K, C] for products over them: uint32 [C / 32, P, 32].
-
-    Of the P pairs those behind the last row are zeros.
-    """
-    columns, pairs = matrix.shape[1], packed.shape[1]
-    for k in range(count // 2):
-        upper = address(matrix, (first + 2 * k) * columns)
-        lower = address(matrix, (first + 2 * k + 1) * columns)
-        target = address(packed, k * COLUMNS)
-        pair_rows(upper, lower, columns, target, 4 * COLUMNS * pairs)
-    for k in range(count // 2, pairs):
-        packed[:, k] = 0
-    if count % 2:
-        for column in range(columns):
-            last = np.uint32(matrix[first + count - 1, column])
-            packed[column // COLUMNS, count // 2, column % COLUMNS] = last
-
-
-@compiled
-def packed_rows(rows, columns):
-    """Room for `pack_rows`; the panels are no power of two apart, which a cache would mind."""
-    pairs = rows // 2 + 1
-    return zeros(columns // COLUMNS * pairs, COLUMNS, WORDS).reshape(
-        (columns // COLUMNS, pairs, COLUMNS)
-    )
-
-
-@compiled
 def pieces_at_once(positions):
     """Pieces whose logits at so many positions stay in the cache, a multiple of 32."""
     return max(ROWS, min(PIECES, LOGITS // positions // ROWS * ROWS))
@@ -207,7 +146,7 @@ def _logits(table, first, count, tail, packed, logits):
         for n in range(0, positions, COLUMNS):
             b, c = address(packed, n * (size // 2)), address(logits, v * positions + n)
             a_steps = 2 * size, LINE
-            add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * positions, size // 32, True)
+            add_block(a, a_steps, b, PAIR, c, 4 * positions, size // 32, True)
 
 
 @compiled
@@ -223,8 +162,8 @@ def sums_of_exponentials(hidden, table, bias, labels):
     starts, totals = np.full(positions, LOWEST), np.zeros(positions, np.float32)
     tops, shifts = np.empty(positions, np.float32), np.zeros(part, np.float32)
     by_columns = zeros(positions // COLUMNS * (size // 2), COLUMNS, WORDS)
-    pack_columns(hidden, by_columns)
     logits, tail = zeros(part, positions, shifts), zeros(ROWS, size, hidden)
+    pack_columns(hidden, 0, positions, 0, tail, by_columns)
     begin(hidden)
     for attempt in range(3):
         tops[:], totals[:] = LOWEST, 0
@@ -262,9 +201,10 @@ def masked_lm_gradients(hidden, table, bias, labels, weights, logs, own, gradien
     blocks = part // ROWS
     by_columns = zeros(positions // COLUMNS * (size // 2), COLUMNS, WORDS)
     by_rows = packed_rows(positions, size)
-    pack_columns(hidden, by_columns)
-    pack_rows(hidden, 0, positions, by_rows)
     logits, tail = zeros(part, positions, logs), zeros(ROWS, size, hidden)
+    nothing = zeros(1, size, hidden)
+    pack_columns(hidden, 0, positions, 0, tail, by_columns)
+    pack_rows(hidden, 0, positions, 0, nothing, by_rows, 0)
     softmax, sums = zeros(part, positions, hidden), zeros(ROWS, COLUMNS, logs)
     turned = zeros(positions * blocks, 32, hidden)  # [N / 32, blocks, 32, 32]
     packed = packed_rows(part, size)
@@ -293,11 +233,12 @@ def masked_lm_gradients(hidden, table, bias, labels, weights, logs, own, gradien
             a_steps, steps = (2 * positions, LINE), positions // 32
             for h in range(0, size, COLUMNS):
                 b = address(by_rows, h // COLUMNS * by_rows.shape[1] * COLUMNS)
-                add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * COLUMNS, steps, True)
+                add_block(a, a_steps, b, PAIR, c, PAIR, steps, True)
                 target = address(table_gradient, (first + v) * size + h)
                 round_block(c, min(ROWS, count - v), table_gradient, target, 2 * size)
         # by the hidden states: softmax^T [N, P] table [P, H]
-        pack_rows(table, first, count, packed)
+        pack_rows(table, first, count, 0, nothing, packed, 0)
+        packed[:, (count + 1) // 2 :] = 0
         for block in range(blocks):
             for n in range(0, positions, LANES):
                 source = address(softmax, block * ROWS * positions + n)
@@ -308,5 +249,5 @@ def masked_lm_gradients(hidden, table, bias, labels, weights, logs, own, gradien
             for n in range(0, positions, ROWS):
                 a, c = address(turned, n * part), address(hidden_gradient, n * size + h)
                 a_steps = LINE, ROWS * LINE
-                add_block(a, a_steps, b, 4 * COLUMNS, c, 4 * size, blocks, first == 0)
+                add_block(a, a_steps, b, PAIR, c, 4 * size, blocks, first == 0)
     end(hidden)
