@@ -29,6 +29,7 @@ from bertsmith.experiments.lineage.elmo_text import (
     is_held_out,
 )
 from bertsmith.inference.evaluation.labelled import evaluate
+from bertsmith.inference.export.subject import find_subject
 from bertsmith.inference.predictor import load
 from bertsmith.model.config import elmo_config
 from bertsmith.model.elmo import ElmoLM
@@ -270,7 +271,9 @@ def test_it_tags_and_answers(trained, tmp_path):
     assert load(tmp_path / "span").answer("Who sees?", "The owl sees.").text == "owl"
 
 
-def test_settings_of_layers_are_refused(trained, tmp_path):
+def test_settings_of_layers_and_export_are_refused(trained, tmp_path):
     write(tmp_path / "train.csv", ["text,label", *(f"a{k},{'xy'[k % 2]}" for k in range(80))])
     with pytest.raises(ValueError, match="`reinit_layers`: fine-tuning never changes the layers"):
         finetune("classify", data=tmp_path, model=trained[0], out=tmp_path / "o", reinit_layers=1)
+    with pytest.raises(ValueError, match="an ELMo is not exported: PyTorch answers"):
+        find_subject(load(trained[0], device="cpu"), None)

@@ -113,8 +113,8 @@ def find_subject(predictor: Predictor, dev: Path | None) -> Subject:
         raise ValueError(f"{predictor.folder}: an LSTM reads its layers: that is not exported")
     if config.directions == 2:
         raise ValueError(f"{predictor.folder}: it reads in two directions: that is not exported")
-    if config.family == "gpt":
-        raise ValueError(f"{predictor.folder}: a GPT is not exported: PyTorch answers")
+    if name := {"gpt": "a GPT", "elmo": "an ELMo"}.get(config.family):
+        raise ValueError(f"{predictor.folder}: {name} is not exported: PyTorch answers")
     head = HEADS.get(kind, "encoder")
     if head in ("encoder", "masked-lm"):
         return _with_texts(predictor, head, dev)
