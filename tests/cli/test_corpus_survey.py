@@ -49,7 +49,7 @@ def test_a_build_leaves_out_what_was_listed():
     out = done("corpus dedup a.txt --out dup.jsonl")
     assert "2 of 12 documents repeat another (1 equal, 1 near)" in out
     head, entries = read("dup.jsonl")
-    assert head["settings"] == {"similarity": 0.6}
+    assert head["settings"] == {"similarity": 0.6, "text_column": "text"}
     assert [(one["document"], one["of"]["document"]) for one in entries] == [(7, 2), (9, 3)]
     out = done(f"{TASKS} over.jsonl --words 10 --json over.json")
     assert "1 of 12 documents share 1 or more runs of 10 words" in out
@@ -70,10 +70,21 @@ def test_a_build_leaves_out_what_was_listed():
     assert "a.txt has changed since the list was made: make it again" in error
 
 
+def test_a_list_of_one_column_is_not_taken_for_another():
+    rows = [{"a": None, "b": "one"}, {"a": "two", "b": "three"}, {"a": "two", "b": "four"}]
+    write(Path("c.jsonl"), map(json.dumps, rows))
+    done("corpus dedup c.jsonl --text-column a --exact --out l.jsonl")
+    done("corpus contamination c.jsonl --text-column a --tasks dev.tsv --out t.jsonl")
+    built = "corpus c.jsonl --text-column b --vocab vocab --out c --exclude"
+    for listed in ("l.jsonl", "t.jsonl"):
+        told = refusal(f"{built} {listed}")
+        assert f"{listed}: numbers the texts of column 'a', not of 'b': make it with" in told
+
+
 def test_equal_documents_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
     assert "(1 equal, 0 near)" in done(f"{DEDUP} new/dup.jsonl")
-    assert read("new/dup.jsonl")[0]["settings"] == {"exact": True}
+    assert read("new/dup.jsonl")[0]["settings"] == {"exact": True, "text_column": "text"}
     assert [file.name for file in Path("new").iterdir()] == ["dup.jsonl"]
     error = refusal("corpus dedup a.txt --out dup.jsonl")
     assert "rensa is not installed: pip install 'bertsmith[dedup]'" in error
@@ -105,7 +116,7 @@ def test_new_text_is_compared_with_the_text_of_a_store():
     share = (len(old[7]) + 5) / sum(map(len, new))
     assert f"{share:.1%} of the text" in out
     head, entries = read("known.jsonl")
-    assert head["settings"] == {"exact": True, "against": ["a.txt"]}
+    assert head["settings"] == {"exact": True, "text_column": "text", "against": ["a.txt"]}
     assert [file["path"] for file in head["inputs"]] == ["b.txt"]
     found = [(one["document"], one["of"]["source"], one["of"]["document"]) for one in entries]
     assert found == [(0, "a.txt", 2), (3, "b.txt", 2)]

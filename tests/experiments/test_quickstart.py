@@ -11,6 +11,7 @@ from bertsmith.experiments import quickstart as module
 from bertsmith.experiments.quickstart import quickstart, verdict
 from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.reports.pages import write_report
+from bertsmith.text.readers.documents import read_documents
 
 from ..tiny import contents, write
 
@@ -54,6 +55,13 @@ def test_the_whole_way_on_own_text(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SET_SIZES", ((2000, 80, 80),))
     assert "classification" not in quickstart(out, SETTINGS, corpus)  # too few labelled texts
     assert (out / "mine.txt").exists() and not (out / "report.html").exists()
+
+
+def test_files_of_one_name_in_several_folders_are_classes_of_their_own(tmp_path):
+    for folder in ("farm", "sea"):
+        write(tmp_path / folder / "text.txt", "a cow\n\na boat")
+    found = module._passages(read_documents([tmp_path]))
+    assert [one.package for one in found] == ["farm/text.txt"] * 2 + ["sea/text.txt"] * 2
 
 
 def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):

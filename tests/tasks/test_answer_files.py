@@ -49,6 +49,18 @@ def test_csv_keeps_quotes_commas_and_line_breaks(tmp_path):
     ]
 
 
+def test_csv_has_lists_and_mappings_as_json(tmp_path):
+    rows = [{"text": "é", "tags": ["x", "ÿ"], "ok": True, "more": {"k": None}, "none": None}]
+    out = tmp_path / "out.csv"
+    write_rows(rows, [{"label": "1"}], out, "in.jsonl")
+    with out.open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert {name: json.loads(row[name]) for name in ("tags", "ok", "more")} == {
+        name: rows[0][name] for name in ("tags", "ok", "more")
+    }
+    assert "ÿ" in row["tags"] and row["none"] == "" and row["label"] == "1"
+
+
 def test_jsonl_keeps_rows_of_unequal_keys_and_has_all_probabilities(tmp_path):
     rows = [{"text": "a", "tags": ["x", None]}, {"text": "half \ud83d", "id": 3}]
     source = write(tmp_path / "in.jsonl", "\n\n".join(map(json.dumps, rows)))

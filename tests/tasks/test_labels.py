@@ -141,6 +141,15 @@ def test_a_whole_float_is_the_class_of_its_integer(read):
     assert read(cells("1", "1.0"), CLASSES).label_names == ("1", "1.0")  # texts are as they stand
 
 
+def test_numbers_written_two_ways_and_nothing_written_out_are_told(read, capsys):
+    assert read(cells("1", "1.0", "0", "NaN"), CLASSES).label_names == ("0", "1", "1.0", "NaN")
+    told = capsys.readouterr().err
+    assert "'1' and '1.0' are two classes: write a number one way" in told
+    assert "'NaN' is a class: leave the cell empty where the label is not known" in told
+    read(cells("1", "0"), CLASSES)
+    assert not capsys.readouterr().err
+
+
 def test_one_label_or_none_is_a_set(read):
     # no separator could be wrong in lists, nor where a text has two words
     assert read(values(["red;blue"], ["blue"], []), SETS).labels.sum() == 2

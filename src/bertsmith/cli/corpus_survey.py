@@ -174,6 +174,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         kind: dict[str, Any] = (
             {"exact": True} if settings.exact else {"similarity": settings.similarity}
         )
+        kind["text_column"] = settings.text_column
         if settings.against:
             kind["against"] = settings.against
         entries = finder.entries(repetitions)
@@ -240,7 +241,8 @@ def run_corpus_contamination(settings: CorpusContamination) -> None:
             if not index.documents:  # before the list counts, which may replace an older one
                 raise no_text(settings.inputs)
 
-        kind = {"words": settings.words, "least": settings.least, "tasks": index.files}
+        kind = {"text_column": settings.text_column, "tasks": index.files}
+        kind |= {"words": settings.words, "least": settings.least}
         write_list(settings.out, "corpus contamination", kind, inputs, entries())
     result = index.result()
     print(

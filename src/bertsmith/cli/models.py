@@ -98,10 +98,12 @@ class Export:
 
 def run_export(settings: Export) -> None:
     import bertsmith
+    from bertsmith.checkpoints.hub import open_model_folder
 
     report = bertsmith.export(**vars(settings))
     first, *others = report.lines()
-    print(f"{settings.out or settings.model}/{first}", *others, sep="\n")
+    # a name on the hub has its folder in the hub's cache
+    print(f"{settings.out or open_model_folder(settings.model)}/{first}", *others, sep="\n")
 
 
 @dataclass(frozen=True, kw_only=True)

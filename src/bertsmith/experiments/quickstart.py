@@ -6,6 +6,7 @@ labels come with the text: the package of a docstring, or the file or document o
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -237,9 +238,12 @@ def _own_prompts(predictor: Predictor, documents: Iterable[Document]) -> list[st
 def _passages(documents: Iterable[Document]) -> list[Module]:
     """The user's paragraphs as modules; the class is the file, of a single file the document."""
     documents = list(documents)
-    if len({document.source for document in documents}) > 1:
+    sources = {document.source for document in documents}
+    if len(sources) > 1:
+        shared = os.path.commonprefix([*sources]).rpartition("/")[0]  # folders of all
+        names = {source: source.removeprefix(shared).lstrip("/") for source in sources}
         return [
-            Module(f"{d.source}:{d.line}", Path(d.source).name, d.lines, d.lines) for d in documents
+            Module(f"{d.source}:{d.line}", names[d.source], d.lines, d.lines) for d in documents
         ]
     return [
         Module(f"{document.line}.{start}", f"document at line {document.line}", [], lines)
@@ -252,7 +256,7 @@ def _passages(documents: Iterable[Document]) -> list[Module]:
 def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
     """The labelled sets; None, with the reason printed, when the text has too few."""
     classes = min(CLASSES, len({module.package for module in modules}))
-    reason = "one document only"
+    reason = "one class only"
     for train, dev, test in SET_SIZES:
         sizes = {"train": train, "dev": dev, "test": test}
         for count in range(classes, 1, -1):

@@ -63,7 +63,8 @@ class _Csv(Format):
 
     def _lines(self, rows: Sequence[Row], **style: Any) -> bytes:
         text, columns = io.StringIO(newline=""), [*self.own, *self.names]
-        csv.DictWriter(text, columns, lineterminator="\n", **style).writerows(rows)
+        lines = ({name: _as_text(cell) for name, cell in row.items()} for row in rows)
+        csv.DictWriter(text, columns, lineterminator="\n", **style).writerows(lines)
         return _utf8(text.getvalue())
 
 
@@ -110,7 +111,8 @@ class _Parquet(Format):
             if name in self.names:
                 kind = _answer_type(cells)
             elif (kind := self.types.get(name)) is None:
-                kind, cells = pyarrow.string(), list(map(_as_text, cells))
+                texts = map(_as_text, cells)
+                kind, cells = pyarrow.string(), [text and _utf8(text).decode() for text in texts]
             try:
                 columns[name] = _array(cells, kind)
             except pyarrow.ArrowException as error:
@@ -156,10 +158,10 @@ def _array(cells: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
 
 
 def _as_text(cell: Any) -> str | None:
-    if cell is None:
-        return None
-    text = cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, default=str)
-    return _utf8(text).decode()
+    """None stays; lists, mappings, true and false are JSON."""
+    if isinstance(cell, list | dict | bool):
+        return json.dumps(cell, ensure_ascii=False, default=str)
+    return cell if cell is None else str(cell)
 
 
 def _utf8(text: str) -> bytes:

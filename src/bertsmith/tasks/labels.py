@@ -16,6 +16,7 @@ from bertsmith.tasks.task import OWN_KINDS, Task
 
 SEPARATORS = ";|,\t"  # what people put between labels
 MAX_LISTED = 8  # labels named in a message or a summary
+NOTHING = ("nan", "null")  # in lower case, as programs write a cell of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ def parse_labels(
 def _warnings(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     if same := same_but_for_case(names):
         yield different(same)
+    whole = {name for name in names if name.isdigit()}
+    if twice := next((name for name in names if label_text(name, whole) != name), None):
+        yield f"'{label_text(twice, whole)}' and '{twice}' are two classes: write a number one way"
+    if nothing := next((name for name in names if name.lower() in NOTHING), None):
+        yield f"'{nothing}' is a class: leave the cell empty where the label is not known"
     if task.task_type != "classify" or len(names) < MAX_LISTED:
         return
     if all(parse_number(name) is not None for name in names) and not all(map(_is_whole, names)):

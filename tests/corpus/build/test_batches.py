@@ -104,7 +104,15 @@ def test_a_list_of_other_or_changed_files_is_refused(texts, listed, tmp_path):
         read_lists([one], texts)
 
 
-HEAD = '{"format": 1, "inputs": []}\n'
+def test_a_list_numbers_the_texts_of_one_column(texts, listed):
+    one = listed([(texts[0], 0)])
+    made_of = one.read_text().replace('{"k": 1}', '{"text_column": "body"}')
+    assert len(read_lists([write(one, made_of)], texts, "body")) == 1
+    with pytest.raises(ValueError, match="of column 'body', not of 'text': make it with `text_col"):
+        read_lists([one], texts)
+
+
+HEAD = '{"format": 1, "settings": {}, "inputs": []}\n'
 
 
 @pytest.mark.parametrize(
@@ -112,8 +120,8 @@ HEAD = '{"format": 1, "inputs": []}\n'
     [
         ("", "list.jsonl:1: damaged"),
         ('{"text": "hello"}\n', "list.jsonl:1: damaged, or not a list"),
-        ('{"format": 9, "inputs": []}\n', "not a list of format 1"),
-        ('{"format": 1, "inputs": 3}\n', "list.jsonl:1: damaged"),
+        ('{"format": 9, "settings": {}, "inputs": []}\n', "not a list of format 1"),
+        ('{"format": 1, "settings": {}, "inputs": 3}\n', "list.jsonl:1: damaged"),
         (HEAD + '{"source": "a', "list.jsonl:2: damaged"),
         (HEAD + "[]\n", "list.jsonl:2: damaged"),
         (HEAD + '{"source": [], "document": 1}', "list.jsonl:2: damaged"),

@@ -368,6 +368,12 @@ def test_a_folder_of_a_test_alone_is_enough_to_measure_on(runs, data, tmp_path):
     result = json.loads((tmp_path / "o" / "result.json").read_text())
     assert result["systems"]["words"]["by_rarest_word"] == []  # no training text to count in
     assert "Rarest word" not in (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    for language in ("en", "de"):  # fewer sentences than are read as one text
+        lines = (data / f"test_small.{language}").read_text(encoding="utf-8").splitlines()
+        write(tmp_path / f"test.{language}", lines[:3])
+    bertsmith(*evaluate[:-1], tmp_path / "three")
+    result = json.loads((tmp_path / "three" / "result.json").read_text())
+    assert [one["sentences"] for one in result["systems"]["words"]["joined"]] == [1, 2, 3]
     again = (*evaluate[:-1], tmp_path / "p")
     assert "dev.en and dev.de, or one table dev.tsv, but has none" in refused(
         *again, "--split", "dev"

@@ -138,18 +138,20 @@ def write_list(
             file.write(json.dumps(line, ensure_ascii=True, allow_nan=False) + "\n")
 
 
-def read_lists(lists: Sequence[Path], inputs: Sequence[Path | str]) -> dict[str, np.ndarray]:
+def read_lists(
+    lists: Sequence[Path], inputs: Sequence[Path | str], text_column: str = "text"
+) -> dict[str, np.ndarray]:
     """Read the lists, together: file -> sorted numbers of its excluded documents, int64.
 
-    Errors: ValueError for what is no such list, or was made of files that are not among the inputs
-    or have changed since; those of `unique_inputs`.
+    Errors: ValueError for what is no such list, was made of another column, or of files that are
+    not among the inputs or have changed since; those of `unique_inputs`.
     """
     if not lists:
         return {}
     current = {file["path"]: file for file in unique_inputs(inputs)}
     numbers: dict[str, array[int]] = defaultdict(lambda: array("q"))  # 8 bytes each
     for path in lists:
-        for source, number in _entries(path, current):
+        for source, number in _entries(path, current, text_column):
             numbers[source].append(number)
     return {source: np.unique(np.array(found)) for source, found in numbers.items()}
 
@@ -167,15 +169,24 @@ def unique_inputs(inputs: Sequence[Path | str]) -> list[dict[str, Any]]:
     return files
 
 
-def _entries(path: Path, current: dict[str, dict[str, Any]]) -> Iterator[tuple[str, int]]:
+def _entries(
+    path: Path, current: dict[str, dict[str, Any]], text_column: str
+) -> Iterator[tuple[str, int]]:
     """Yield (file, number) of the documents of a list; `current` describes the inputs by path."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file: make it with corpus dedup or corpus contamination")
     checked = set()
     with path.open(encoding="utf-8", errors="replace") as file:
-        head = _json_line(path, 1, file.readline(), {"format": int, "inputs": list})
+        head = _json_line(
+            path, 1, file.readline(), {"format": int, "settings": dict, "inputs": list}
+        )
         if head["format"] != FORMAT:
             raise ValueError(f"{path}: not a list of format {FORMAT}: make it again")
+        if (column := head["settings"].get("text_column", "text")) != text_column:
+            raise ValueError(  # rows without a text have no number
+                f"{path}: numbers the texts of column '{column}', not of '{text_column}': "
+                f"make it with `text_column={text_column!r}`"
+            )
         listed = {
             one["path"]: one for one in head["inputs"] if isinstance(one, dict) and "path" in one
         }

@@ -109,7 +109,7 @@ def build_store(
         has_dumps = any(file_kind(file) == ".xml" for file in input_files(inputs))
         workers = workers_within(settings.memory_mb, workers or usable_cores(), has_dumps)
     spec = None
-    excluded = read_lists(settings.exclude, inputs)
+    excluded = read_lists(settings.exclude, inputs, settings.text_column)
     if documents is None:
         spec = {
             "inputs": unique_inputs(inputs),

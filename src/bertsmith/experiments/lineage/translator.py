@@ -236,7 +236,7 @@ def _joined(
 ) -> list[dict[str, Any]]:
     """BLEU of texts of so many sentences; `alone` are the statistics of those of one."""
     groups = []
-    for number in SENTENCES:
+    for number in [number for number in SENTENCES if number <= len(pairs)]:
         texts, counts = bleu.joined(pairs, number), alone
         if number > 1:
             found = translator.translate(texts.source, decoding)

@@ -125,6 +125,9 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
         for one in experiment.variants
         if one.name in names and (own := [c for c in one.columns or columns if c in columns])
     ]
+    if not kept:
+        rows_left, left = ", ".join(names), ", ".join(columns)
+        raise NothingToMeasure(f"{name}: {rows_left}: no row of these has a column of {left}")
     known = {one.name for one in kept}
     claims = [
         replace(one, columns=tuple(c for c in one.columns or columns if c in columns))
