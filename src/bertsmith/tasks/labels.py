@@ -67,7 +67,7 @@ def parse_labels(
 def _warnings(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     if same := same_but_for_case(names):
         yield different(same)
-    whole = {name for name in names if name.isdigit()}
+    whole = [name for name in names if name.isdigit()]
     if twice := next((name for name in names if label_text(name, whole) != name), None):
         yield f"'{label_text(twice, whole)}' and '{twice}' are two classes: write a number one way"
     if nothing := next((name for name in names if name.lower() in NOTHING), None):
