@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def parse_labels(
 def _warnings(names: Sequence[str], task: Task, cells: Cells) -> Iterator[str]:
     if same := same_but_for_case(names):
         yield different(same)
-    whole = [name for name in names if name.isdigit()]
+    whole = {name for name in names if name.isdigit()}
     if twice := next((name for name in names if label_text(name, whole) != name), None):
         yield f"'{label_text(twice, whole)}' and '{twice}' are two classes: write a number one way"
     if nothing := next((name for name in names if name.lower() in NOTHING), None):
@@ -193,7 +193,7 @@ PARSERS: dict[str, Callable[..., tuple[np.ndarray, tuple[str, ...]]]] = {
 }
 
 
-def label_text(value: Any, known: Sequence[str] = ()) -> str:
+def label_text(value: Any, known: Collection[str] = ()) -> str:
     """A label as a text; a whole float is its integer, unless it is `known` as it stands, and so
     is the text of one whose integer is known.
 
