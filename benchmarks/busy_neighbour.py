@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, read_json_lines, write_json, write_text
 from bertsmith.checkpoints.run_folder import STATE_FILE, RunFolder
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
@@ -31,7 +31,6 @@ from bertsmith.text.readers.documents import Document
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
 from bertsmith.training.engine import choose_engine, machine, measure_peak
-from bertsmith.training.loop.log import read_log
 
 TURNS = ("no kernels", "free", "busy")
 QUICKSTART = QuickstartSettings()
@@ -79,7 +78,9 @@ def run(store: Path, minutes: float, kernels: Path) -> dict[str, Any]:
         )
         steps = read_json(out / "result.json")["steps"]
         state = read_json(RunFolder(out).saved()[-1] / STATE_FILE)["loop"]
-        evaluations = sum(line["event"] == "evaluate" for line in read_log(out / "log.jsonl")) - 1
+        evaluations = (
+            sum(line["event"] == "evaluate" for line in read_json_lines(out / "log.jsonl")) - 1
+        )
     share = state["evaluating"] / state["seconds"]
     return {"steps": steps, "evaluations": evaluations, "evaluation_share": round(share, 4)}
 

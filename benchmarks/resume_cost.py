@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.base.files import read_json, write_json, write_text
+from bertsmith.base.files import read_json, read_json_lines, write_json, write_text
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.run_folder import MANIFEST_FILE, STATE_FILE, RunFolder, write_manifest
 from bertsmith.corpus.examples.mixture import open_stream
@@ -32,7 +32,6 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.corpus.store.blocks import MANIFEST
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.training.engine import cpu_name
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining.settings import PretrainSettings
 from large_store import make_billion
 
@@ -58,7 +57,7 @@ def make_far(store: Path, near: Path, out: Path) -> None:
     write_json(checkpoint / STATE_FILE, state | {"step": FAR})
     write_manifest(checkpoint, {"step": FAR, "identity": record["identity"]})
     assert run.latest_valid() == (checkpoint, [])
-    line = next(line for line in read_log(out / LOG) if line.get("step") == NEAR)
+    line = next(line for line in read_json_lines(out / LOG) if line.get("step") == NEAR)
     lines = (json.dumps(line | {"step": step}) for step in range(NEAR, FAR + 1, NEAR))
     write_text(out / LOG, "\n".join(lines) + "\n")
 

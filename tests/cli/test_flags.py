@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import pytest
 
-from bertsmith.base.settings import Advanced, Alias, Metavar, Positional
+from bertsmith.base.settings import Advanced, Alias, Metavar, Positional, group_values
 from bertsmith.cli.experiments import Quickstart
-from bertsmith.cli.flags import as_flags, flags_in_errors, group_values, help_text, read_command
+from bertsmith.cli.flags import as_flags, flags_in_errors, help_text, read_command
 from bertsmith.cli.main import COMMANDS, ERRORS, class_name, main
 from bertsmith.cli.train import Pretrain
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.base.files import read_json, write_json
+from bertsmith.base.files import read_json, read_json_lines, write_json
 from bertsmith.checkpoints.run_folder import MANIFEST_FILE, RunFolder, write_manifest
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
@@ -95,7 +94,9 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(trained, copied, small_s
     reason = "optimizer.safetensors is damaged: its bytes are not those that were written"
     notes = [f"skipped {checkpoint}: {reason}" for checkpoint in (newest, before)]
     assert all(f"{note}\n" in said for note in notes)
-    messages = [line["text"] for line in read_log(copied.path / "log.jsonl") if "text" in line]
+    messages = [
+        line["text"] for line in read_json_lines(copied.path / "log.jsonl") if "text" in line
+    ]
     assert set(notes) < set(messages)
     assert_same_run(whole, copied.path)
     # the damaged ones are beside the new ones, and take no place among those to keep

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.base.files import TEMPORARY_PREFIX, read_json
+from bertsmith.base.files import TEMPORARY_PREFIX, read_json, read_json_lines
 from bertsmith.checkpoints.run_folder import RunFolder, step_number
-from bertsmith.training.loop.log import read_log
 
 from ..training.runs import assert_same_run
 
@@ -95,7 +94,9 @@ def assert_as_undisturbed(out, undisturbed):
     """Weights, optimizer and position to the bit; the log without gap or repeat; nothing left."""
     assert_same_run(undisturbed, out)
     assert (out / "model.safetensors").samefile(RunFolder(out).latest() / "model.safetensors")
-    steps = [line["step"] for line in read_log(out / "log.jsonl") if line["event"] == "train"]
+    steps = [
+        line["step"] for line in read_json_lines(out / "log.jsonl") if line["event"] == "train"
+    ]
     assert steps == list(range(1, 25))
     results = [read_json(run / "result.json") for run in (undisturbed, out)]
     assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}

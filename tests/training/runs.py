@@ -2,7 +2,7 @@
 
 import torch
 
-from bertsmith.base.files import read_json
+from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.corpus.examples.stream import PretrainingStream
@@ -11,7 +11,6 @@ from bertsmith.model.config import config_for
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import Stepper
 
 CPU = Engine(torch.device("cpu"), "float32", 1)
@@ -76,7 +75,7 @@ def killed_at(step, monkeypatch):
 
 def lines(run, event="train"):
     """The lines of one kind in a run's log."""
-    return [line for line in read_log(run / "log.jsonl") if line["event"] == event]
+    return [line for line in read_json_lines(run / "log.jsonl") if line["event"] == event]
 
 
 def messages(run):
@@ -109,7 +108,7 @@ def assert_same_run(one, other):
         assert_same_weights(*checkpoints, file)
     assert loop_state(one) == loop_state(other)
     logs = [
-        [{name: line[name] for name in line if name not in TIMED} for line in read_log(path)]
+        [{name: line[name] for name in line if name not in TIMED} for line in read_json_lines(path)]
         for path in (one / "log.jsonl", other / "log.jsonl")
     ]
     left, right = ([line for line in log if line["event"] != "message"] for log in logs)

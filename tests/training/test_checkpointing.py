@@ -13,13 +13,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from bertsmith.base.files import read_json
+from bertsmith.base.files import read_json, read_json_lines
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training import checkpointing
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.pretraining import run as pretrain_module
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
@@ -244,7 +243,7 @@ def test_the_figures_of_the_end_are_taken_once(train, tmp_path, whole):
     again = shutil.copytree(whole, tmp_path / "run")
     (again / "result.json").unlink()
     train(resume=True)
-    before, after = (read_log(run / "log.jsonl") for run in (whole, again))
+    before, after = (read_json_lines(run / "log.jsonl") for run in (whole, again))
     assert [line for line in before if "step" in line] == [line for line in after if "step" in line]
     assert (again / "result.json").exists()
 

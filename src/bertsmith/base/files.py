@@ -265,6 +265,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file as `read_json_object`; {} without a file."""
+    return read_json_object(path) if path.exists() else {}
+
+
 def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with the SHA-256 of itself, so that no byte of it can change unseen."""
     write_text(path, _sealed(content))
@@ -273,7 +278,7 @@ def write_sealed_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read what `write_sealed_json` wrote. Errors: ValueError where a byte differs; OSError."""
     stored = path.read_bytes()
-    content = _object(stored) or {}
+    content = json_object(stored) or {}
     content.pop("sha256", None)
     # written again it is the same, to the byte, or it is not what was written
     if _sealed(content).encode() != stored:
@@ -318,14 +323,14 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().rstrip(b"\n").split(b"\n")
     objects = []
     for number, line in enumerate(lines, start=1):
-        value = _object(line)
+        value = json_object(line)
         if value is None and number < len(lines):
             raise ValueError(f"{path}:{number}: damaged line, not a JSON object")
         objects += [] if value is None else [value]
     return objects
 
 
-def _object(stored: bytes) -> dict[str, Any] | None:
+def json_object(stored: bytes) -> dict[str, Any] | None:
     """The JSON object of these bytes; None for what is no object, no JSON or not UTF-8."""
     try:
         value = json.loads(stored)

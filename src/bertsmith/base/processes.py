@@ -19,14 +19,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 QUOTAS = Path("/sys/fs/cgroup")  # of this container
 TOPOLOGY = Path("/sys/devices/system/cpu")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # 2: addresses count as memory
 HUGE_PAGE = 2 << 20  # bytes
+Outcome = TypeVar("Outcome")
 
 
 def usable_cores(quotas: Path = QUOTAS) -> int:
@@ -144,6 +145,24 @@ def map_in_order(
                 "a worker process died, most likely for want of memory: run again with fewer "
                 "workers, a build resumes (a script needs `if __name__ == '__main__':`)"
             ) from error
+
+
+def in_order(
+    pool: Executor, work: Callable[[Any], Outcome], items: Iterable[Any], ahead: int
+) -> Generator[Outcome, None, None]:
+    """work(item) by a pool's threads in the items' order, of which `ahead` are under way at most.
+
+    Errors: those of the items and of the work; what has not begun by then is left out.
+    """
+    begun = (pool.submit(work, item) for item in items)
+    waiting = deque(islice(begun, ahead))
+    try:
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(islice(begun, 1))
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def keep_freed_memory() -> None:

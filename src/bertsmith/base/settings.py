@@ -67,14 +67,16 @@ PositiveFraction = Bounds("must be above 0 and at most 1", above=0, maximum=1)
 
 
 def check_bounds(settings: Any) -> None:
-    """Refuse numbers outside the `Bounds` that the fields of a dataclass are annotated with.
+    """Refuse words that the `Literal` of a dataclass' field has not, and numbers outside `Bounds`.
 
     Errors: ValueError that names the first such setting, its value and what it must be.
     """
-    hints = _type_hints(type(settings), include_extras=True)
-    for name, hint in hints.items():
+    plain = _type_hints(type(settings))
+    for name, hint in _type_hints(type(settings), include_extras=True).items():
+        value, words = getattr(settings, name), [o for o in options(plain[name]) if type(o) is str]
+        if isinstance(value, str) and words and value not in words:
+            raise ValueError(f"`{name}={value!r}`: known are {', '.join(words)}")
         for bounds in (m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Bounds)):
-            value = getattr(settings, name)
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int | float) and not bounds.holds(number):
                     raise ValueError(f"`{name}={number}`: {bounds.words}")
@@ -136,6 +138,12 @@ def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -
         return kind(**converted)  # type: ignore[return-value]
     except ValueError as error:  # of bounds, or of settings together
         raise ValueError(f"{source}: {error}") from error
+
+
+def group_values(settings: Any, group: type[Settings]) -> Settings:
+    """The settings of one of the groups that these inherit from."""
+    names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
+    return group(**{name: getattr(settings, name) for name in names})
 
 
 def converted_fields(kind: type, values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Metavar, Positional
+from bertsmith.base.settings import Metavar, Positional, group_values
 from bertsmith.base.terminal import counted, duration
-from bertsmith.cli.flags import group_values
 from bertsmith.cli.outputs import (
     TUNE,
     after_pretraining,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import bertsmith
-from bertsmith.base.settings import Hidden, Metavar, Positional
+from bertsmith.base.settings import Hidden, Metavar, Positional, group_values
 from bertsmith.base.terminal import Progress, scaled
-from bertsmith.cli.flags import Answering, BulkAnswering, group_values
+from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import (
     check_folder,
     check_new_folder,

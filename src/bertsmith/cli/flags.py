@@ -203,12 +203,6 @@ def read_command(command: type[Command], name: str, words: Sequence[str]) -> Com
     return filled
 
 
-def group_values(command: Any, group: type[Command]) -> Command:
-    """The settings of one of the groups that a command inherits from."""
-    names = [field.name for field in dataclasses.fields(group)]  # type: ignore[arg-type]
-    return group(**{name: getattr(command, name) for name in names})
-
-
 @contextlib.contextmanager
 def flags_in_errors(command: type, *errors: type[BaseException]) -> Iterator[None]:
     """Make flags of the settings that errors of these types name, see `as_flags`."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bertsmith
-from bertsmith.base.settings import Hidden, Metavar, Positional
-from bertsmith.cli.flags import group_values
+from bertsmith.base.settings import Hidden, Metavar, Positional, group_values
 from bertsmith.cli.outputs import check_outputs
 from bertsmith.training.finetuning.request import OwnFiles, Request, make_task
 

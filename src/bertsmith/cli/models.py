@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bertsmith.base.settings import Metavar, Positional, Seed, check_bounds
+from bertsmith.cli.flags import Answering
 from bertsmith.serving.settings import ServingSettings
 
 
@@ -107,7 +108,7 @@ def run_export(settings: Export) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(ServingSettings):
+class Serve(ServingSettings, Answering):
     """Serve models over HTTP, with a page to look at what they do.
 
     Examples:
@@ -127,12 +128,8 @@ class Serve(ServingSettings):
     """Run directories, Hugging Face folders or hub names, each with the name that requests give;
     by default the folder's. Requests that name none get the first that was made for them, or else
     can do them."""
-    device: str = "auto"
-    """cpu, cuda or cuda:N; auto takes a GPU when there is one."""
     precision: Literal["float32", "bf16", "int8"] = "float32"
     """bf16 and int8 are quicker and less exact."""
-    engine: Literal["auto", "bertsmith", "pytorch", "onnx", "openvino"] = "auto"
-    """As of `bertsmith predict`."""
 
 
 def run_serve(settings: Serve) -> None:
@@ -153,8 +150,7 @@ def run_serve(settings: Serve) -> None:
         models[name] = folder
     # to look for a GPU starts CUDA, which workers that are forked later could not use
     with ProcessPoolExecutor(1, get_context("fork")) as elsewhere:
-        asked = settings.device, settings.precision, settings.engine
-        processor = elsewhere.submit(choose_processor, *asked).result()
+        processor = elsewhere.submit(choose_processor, *settings.machine).result()
     serve(models, processor, settings)
 
 

@@ -64,7 +64,5 @@ class ReproduceSettings(Machine):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.scale not in SCALES:
-            raise ValueError(f"`scale={self.scale!r}`: {', '.join(SCALES)}")
         if "all" in self.experiments and len(self.experiments) > 1:
             raise ValueError("`all` has every table and the figure: leave the others out")

@@ -18,12 +18,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
+from bertsmith.base.settings import check_bounds
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.model.config import ModelConfig
@@ -63,9 +64,7 @@ class Extraction:
     document_context: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("pool", get_args(Pool)), ("align", get_args(Align))):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"`{name}={value!r}`: known are {', '.join(known)}")
+        check_bounds(self)
         if self.encoding.max_length > self.config.max_positions:
             positions = self.config.max_positions
             raise ValueError(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import read_json_object
+from bertsmith.base.files import read_optional_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
     TASK_KINDS,
@@ -92,8 +92,7 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
         return found
     if task.text_pair is None:  # it reads pairs, whatever their columns are called
         found = replace(found, task=replace(task, text_pair="text_pair"))
-    path = folder / TOKENIZER_FILE
-    length = read_json_object(path).get("model_max_length") if path.exists() else None
+    length = read_optional_json(folder / TOKENIZER_FILE).get("model_max_length")
     limits = {} if length is None else {"max_length": min(length, found.encoding.max_length)}
     encoding = replace(found.encoding, **limits)
     if task.task_type != "regress":
@@ -123,7 +122,7 @@ def cross_encoder_activation(folder: Path) -> str | None:
     (before 4). None: no cross-encoder. Errors: ValueError for one with a prompt before every pair.
     """
     path, stored = folder / "config_sentence_transformers.json", read_stored_config(folder)
-    own = read_json_object(path) if path.exists() else {}
+    own = read_optional_json(path)
     if own.get("model_type") == "CrossEncoder":
         if name := own.get("default_prompt_name"):
             raise ValueError(f"{path}: default_prompt_name '{name}': pairs have no prompt here")

@@ -237,14 +237,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
                 where = {"ha": "center", "va": "center_baseline", "fontsize": min(9, 24 * side)}
                 axes.text(column, row, count, color=ON if part > 0.72 else INK, **where)
         names = [shortened(label, MAX_LABEL) for label in labels]
-        axes.set_yticks(range(size), names, color=INK)
-        axes.set_xticks(range(size), names, color=INK, rotation=40, ha="left", va="bottom")
-        axes.tick_params(
-            length=0, rotation_mode="anchor", top=True, labeltop=True, labelbottom=False
-        )
-        axes.spines[:].set_visible(False)
-        axes.set_xlim(-0.5, size - 0.5)
-        axes.set_ylim(size - 0.5, -0.5)
+        _name_cells(axes, names, names, 40)
 
     return _picture((size * side, size * side), paint, fixed=True)
 
@@ -286,16 +279,20 @@ def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.nda
             cell = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, **fill)
             cell.set_gid(f"? {target[row]} reads {source[column]}: {weight:.2f}")
             axes.add_patch(cell)
-        axes.set_yticks(range(len(target)), target, color=INK)
-        axes.set_xticks(range(len(source)), source, color=INK, rotation=60, ha="left", va="bottom")
-        axes.tick_params(
-            length=0, rotation_mode="anchor", top=True, labeltop=True, labelbottom=False
-        )
-        axes.spines[:].set_visible(False)
-        axes.set_xlim(-0.5, len(source) - 0.5)
-        axes.set_ylim(len(target) - 0.5, -0.5)
+        _name_cells(axes, target, source, 60)
 
     return _picture((side * len(source), side * len(target)), paint, fixed=True)
+
+
+def _name_cells(axes: Any, rows: Sequence[str], columns: Sequence[str], rotation: int) -> None:
+    """Name the rows of a matrix, the first on top, and above it the columns."""
+    axes.set_yticks(range(len(rows)), rows, color=INK)
+    above: Any = {"rotation": rotation, "ha": "left", "va": "bottom"}
+    axes.set_xticks(range(len(columns)), columns, color=INK, **above)
+    axes.tick_params(length=0, rotation_mode="anchor", top=True, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def smoothed(values: list[float]) -> list[float]:

@@ -29,6 +29,7 @@ from bertsmith.reports.finetuning import (
 )
 from bertsmith.reports.plots import Curve, draw
 from bertsmith.reports.runs import Run, flatten
+from bertsmith.tasks.task import READ_BY
 
 Defaults = Mapping[str, Mapping[str, Any]]  # kind of run -> its settings' defaults
 
@@ -39,17 +40,6 @@ PREDICTED = {
     "rtl": "previous tokens",
     "nsp": "next sentences",
     "sop": "sentence orders",
-}
-TEXTS = ("classify", "regress", "multilabel", "choice")
-# Settings that only some task types read.
-READ_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("max_question_length", "max_answer_length"), ("answer",)),
-    **dict.fromkeys(("document_context", "tokens_per_window", "freeze_encoder"), ("tag",)),
-    **dict.fromkeys(("long_texts", "pool"), TEXTS),
-    "both_orders": ("classify", "regress", "multilabel"),
-    "doc_stride": (*TEXTS, "answer"),
-    "separator": ("multilabel",),
-    "options": ("choice",),
 }
 # For readers to whom both are new.
 LOSS_NOTE = html.note(

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from bertsmith.base.files import nearby, read_json_lines, read_json_object
+from bertsmith.base.files import nearby, read_json_lines, read_json_object, read_optional_json
 from bertsmith.base.terminal import is_number
 
 Points = tuple[list[float], list[float]]  # x, y
@@ -139,7 +139,7 @@ def _read_part(folder: Path, description: dict[str, Any], seeds: dict[str, Run])
     if not log.exists() and not seeds:
         raise ValueError(f"{log} is missing: the run directory is incomplete")
     paths = folder / "result.json", folder / "dev_scores.json"
-    result, dev = (read_json_object(path) if path.exists() else {} for path in paths)
+    result, dev = map(read_optional_json, paths)
     check_confusion(paths[0], result)
     if dev:
         check_dev_scores(paths[1], dev)

@@ -93,6 +93,8 @@ class Operation:
     """The body of a refusal; None: as OpenAI's, see `openai_error`."""
     is_open: bool = False
     """Answered without a key."""
+    needs: tuple[str, ...] = ()
+    """Methods of which a model must have one; (): none."""
 
     @property
     def method(self) -> str:

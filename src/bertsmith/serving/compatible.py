@@ -6,6 +6,7 @@ OpenAI: POST /v1/embeddings. Cohere: POST /v1/rerank and /v2/rerank, and /rerank
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -136,102 +137,72 @@ async def main(app: Application, request: Request, body: MainInputs) -> Any:
     return await operation.respond(app, request, decoded(decoder, request.body))
 
 
-def inference(
-    path: str, respond: Any, body: Any, answer: Any, summary: str, example: Any
-) -> Operation:
-    """A route of text-embeddings-inference."""
-    return Operation(path, respond, body, answer, summary, example, tei.inference_error)
-
-
 TEXTS = {"inputs": ["A man sings.", "Two hours of rain."]}
 RERANK = {"query": "Who sings?", "texts": ["A man sings.", "Two hours of rain."]}
 DOCUMENTS = {"query": RERANK["query"], "documents": RERANK["texts"]}
 SENTENCES = {"source_sentence": "A man sings.", "sentences": ["Someone is singing."]}
 Table = list[list[float]]
 Objects = list[dict[str, Any]]
-COMPATIBLE: Sequence[tuple[tuple[str, ...], Operation]] = (
+inference = functools.partial(Operation, error=tei.inference_error)
+COMPATIBLE: Sequence[Operation] = (
     *(
-        (
-            ("embed",),
-            Operation(
-                path, embeddings, EmbeddingsInput, dict[str, Any], "As of OpenAI",
-                {"input": TEXTS["inputs"], "model": "text-embedding-3-small"}, openai_refusal,
-            ),
+        Operation(
+            path, embeddings, EmbeddingsInput, dict[str, Any], "As of OpenAI",
+            {"input": TEXTS["inputs"], "model": "text-embedding-3-small"}, openai_refusal,
+            needs=("embed",),
         )
         for path in ("/v1/embeddings", "/embeddings")
     ),
     *(
-        (
-            ("score",),
-            Operation(
-                path, cohere_rerank, RerankDocuments, dict[str, Any], "As of Cohere", DOCUMENTS,
-                cohere_refusal,
-            ),
+        Operation(
+            path, cohere_rerank, RerankDocuments, dict[str, Any], "As of Cohere", DOCUMENTS,
+            cohere_refusal, needs=("score",),
         )
         for path in ("/v1/rerank", "/v2/rerank")
     ),
-    (
-        ("embed",),
-        inference(
-            "/embed", tei.counted(tei.embed), tei.EmbedInputs, Table, "Vectors of texts", TEXTS
-        ),
+    inference(
+        "/embed", tei.counted(tei.embed), tei.EmbedInputs, Table, "Vectors of texts", TEXTS,
+        needs=("embed",),
     ),
-    (
-        ("embed",),
-        inference(
-            "/embed_all", tei.counted(tei.embed_all), tei.TokensInputs, list[Table],
-            "States of all tokens", TEXTS,
-        ),
+    inference(
+        "/embed_all", tei.counted(tei.embed_all), tei.TokensInputs, list[Table],
+        "States of all tokens", TEXTS, needs=("embed",),
     ),
-    (
-        ("fill",),
-        inference(
-            "/embed_sparse", tei.counted(tei.embed_sparse), tei.TokensInputs, list[Objects],
-            "Weights of pieces, by SPLADE's rule", TEXTS,
-        ),
+    inference(
+        "/embed_sparse", tei.counted(tei.embed_sparse), tei.TokensInputs, list[Objects],
+        "Weights of pieces, by SPLADE's rule", TEXTS, needs=("fill",),
     ),
-    (
-        ("classify", "score"),
-        inference(
-            "/predict", tei.counted(tei.predict), tei.PredictInputs, list[Any],
-            "Classes of a text, of a pair, or of a list of lists", {"inputs": "A fine film."},
-        ),
+    inference(
+        "/predict", tei.counted(tei.predict), tei.PredictInputs, list[Any],
+        "Classes of a text, of a pair, or of a list of lists", {"inputs": "A fine film."},
+        needs=("classify", "score"),
     ),
-    (
-        ("score",),
-        inference(
-            "/rerank", tei.counted(rerank), RerankDocuments, Objects | dict[str, Any],
-            "Texts in their order for a query", RERANK,
-        ),
+    inference(
+        "/rerank", tei.counted(rerank), RerankDocuments, Objects | dict[str, Any],
+        "Texts in their order for a query", RERANK, needs=("score",),
     ),
-    (
-        ("embed",),
-        inference(
-            "/similarity", tei.counted(tei.similarity), tei.SimilarityInputs, list[float],
-            "Cosines", {"inputs": SENTENCES},
-        ),
+    inference(
+        "/similarity", tei.counted(tei.similarity), tei.SimilarityInputs, list[float],
+        "Cosines", {"inputs": SENTENCES}, needs=("embed",),
     ),
-    (
-        ("embed",),
-        inference(
-            "/tokenize", tei.tokenize, tei.TokenizeInputs, list[Objects], "Tokens of texts", TEXTS
-        ),
+    inference(
+        "/tokenize", tei.tokenize, tei.TokenizeInputs, list[Objects], "Tokens of texts", TEXTS,
+        needs=("embed",),
     ),
-    (
-        ("embed",),
-        inference(
-            "/decode", tei.decode, tei.DecodeIds, list[str], "Texts of ids", {"ids": [[2, 5, 3]]}
-        ),
+    inference(
+        "/decode", tei.decode, tei.DecodeIds, list[str], "Texts of ids", {"ids": [[2, 5, 3]]},
+        needs=("embed",),
     ),
-    (("embed",), inference("/info", tei.info, None, dict[str, Any], "About the first model", {})),
+    inference(
+        "/info", tei.info, None, dict[str, Any], "About the first model", needs=("embed",)
+    ),
     *(
-        (("embed",), inference(path, main, MainInputs, Any, "The model's main route", TEXTS))
+        inference(path, main, MainInputs, Any, "The model's main route", TEXTS, needs=("embed",))
         for path in ("/invocations", "/")
     ),
 )  # fmt: skip
-"""(Methods of which a model must have one, the operation)."""
 MAIN = {
     operation.path: (operation, msgspec.json.Decoder(operation.body))
-    for _, operation in COMPATIBLE
+    for operation in COMPATIBLE
     if operation.path in ("/predict", "/rerank", "/similarity", "/embed")
 }

@@ -24,7 +24,7 @@ from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER
 from bertsmith.inference.explanation import rolled_out
-from bertsmith.inference.fill import MASK, fill_candidates, fill_words
+from bertsmith.inference.fill import MASK, MaskFiller, fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor
 from bertsmith.serving.batching import Call, Job, about_tokens, work
 from bertsmith.tasks.features import Features, cumulate, gather_spans, text_rows
@@ -365,22 +365,11 @@ def _tails(encoded: Encoded, kept: np.ndarray, head: int = 0) -> Encoded:
     return gather_spans(encoded, starts, np.stack([heads, kept - heads], axis=1))
 
 
-def _fill_together(
-    model: ServedModel, predictor: Predictor, items: list[Any], top: int
-) -> list[Any]:
-    return [predictor.filler.joint(text, top) for (text,) in items]
-
-
-def _fill_words(
-    model: ServedModel, predictor: Predictor, items: list[Any], top: int, max_pieces: int
-) -> list[Any]:
-    return [fill_words(predictor.filler, text, max_pieces, top) for (text,) in items]
-
-
-def _fill_candidates(
-    model: ServedModel, predictor: Predictor, items: list[Any], candidates: tuple[str, ...]
-) -> list[Any]:
-    return [fill_candidates(predictor.filler, text, candidates) for (text,) in items]
+def _filled(fill: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """A function of a filler and a text as a call with many texts."""
+    return lambda model, predictor, items, **options: [
+        fill(predictor.filler, text, **options) for (text,) in items
+    ]
 
 
 def _tokenize(
@@ -441,9 +430,9 @@ OWN_CALLS: dict[str, Callable[..., Sequence[Any]]] = {
     "embed_tokens": _embed_tokens,
     "embed_sparse": _embed_sparse,
     "outputs": _outputs,
-    "fill_together": _fill_together,
-    "fill_words": _fill_words,
-    "fill_candidates": _fill_candidates,
+    "fill_together": _filled(MaskFiller.joint),
+    "fill_words": _filled(fill_words),
+    "fill_candidates": _filled(fill_candidates),
     "tokenize": _tokenize,
     "attention": _attention,
 }

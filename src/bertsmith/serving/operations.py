@@ -47,8 +47,8 @@ class Errors(msgspec.Struct):
 def operations_of(models: dict[str, ServedModel], settings: ServingSettings) -> list[Operation]:
     """The operations of these models, with the public pages."""
     methods = {method for model in models.values() for method in model.methods}
-    found, known = [*OPEN], [*OPERATIONS, *COMPATIBLE]
-    found += [operation for needed, operation in known if methods & set(needed)]
+    known = (*OPEN, *OPERATIONS, *COMPATIBLE)
+    found = [own for own in known if not own.needs or methods & set(own.needs)]
     document = described(found)
 
     async def openapi(app: Application, request: Request, body: None) -> Any:

@@ -300,53 +300,37 @@ async def attention(app: Application, request: Request, body: Attend) -> Any:
 
 
 FILM = {"text": ["A fine film.", "Two hours of rain."]}
-OPERATIONS: Sequence[tuple[tuple[str, ...], Operation]] = (
-    (
-        ("classify", "score"),
-        Operation("/v1/classify", classify, Classify, Labels, "Classes, labels or scores", FILM),
+OPERATIONS: Sequence[Operation] = (
+    Operation(
+        "/v1/classify", classify, Classify, Labels, "Classes, labels or scores", FILM,
+        needs=("classify", "score"),
     ),
-    (
-        ("explain",),
-        Operation("/v1/explain", explain, Explain, Explanations, "Words that matter", FILM),
+    Operation(
+        "/v1/explain", explain, Explain, Explanations, "Words that matter", FILM,
+        needs=("explain",),
     ),
-    (
-        ("fill",),
-        Operation(
-            "/v1/fill", fill, Fill, Fillings, "Words for [MASK]", {"text": "The [MASK] sat."}
-        ),
+    Operation(
+        "/v1/fill", fill, Fill, Fillings, "Words for [MASK]", {"text": "The [MASK] sat."},
+        needs=("fill",),
     ),
-    (
-        ("tag",),
-        Operation("/v1/tag", tag, Text, Tags, "Entities", {"text": "Ann sees Rome."}),
+    Operation("/v1/tag", tag, Text, Tags, "Entities", {"text": "Ann sees Rome."}, needs=("tag",)),
+    Operation(
+        "/v1/answer", answer, Ask, Spans, "Answers from a text",
+        {"question": "Who left?", "context": "Ann left Rome."}, needs=("answer",),
     ),
-    (
-        ("answer",),
-        Operation(
-            "/v1/answer", answer, Ask, Spans, "Answers from a text",
-            {"question": "Who left?", "context": "Ann left Rome."},
-        ),
+    Operation(
+        "/v1/choose", choose, Choose, Choices, "The option that goes on best",
+        {"prompt": "He opens the door", "options": ["and enters.", "of milk."]}, needs=("choose",),
     ),
-    (
-        ("choose",),
-        Operation(
-            "/v1/choose", choose, Choose, Choices, "The option that goes on best",
-            {"prompt": "He opens the door", "options": ["and enters.", "of milk."]},
-        ),
+    Operation("/v1/embed", embed, Embed, Vectors, "Vectors of texts", FILM, needs=("embed",)),
+    Operation(
+        "/v1/tokenize", tokenize, Tokenize, Tokens, "Tokens of texts", FILM, needs=("embed",)
     ),
-    (
-        ("embed",),
-        Operation("/v1/embed", embed, Embed, Vectors, "Vectors of texts", FILM),
-    ),
-    (
-        ("embed",),
-        Operation("/v1/tokenize", tokenize, Tokenize, Tokens, "Tokens of texts", FILM),
-    ),
-    (
-        ("embed",),
-        Operation("/v1/attention", attention, Attend, Attentions, "Attention weights", FILM),
+    Operation(
+        "/v1/attention", attention, Attend, Attentions, "Attention weights", FILM,
+        needs=("embed",),
     ),
 )  # fmt: skip
-"""(Methods of which a model must have one, the operation)."""
 
 
 async def live(app: Application, request: Request, body: None) -> Reply:

@@ -250,6 +250,27 @@ def _tag_files() -> dict[str, tuple[str, ...]]:
     }
 
 
+TEXTS = ("classify", "regress", "multilabel", "choice")
+READ_BY = {  # settings that not every type of task reads
+    "text_pair": (*TEXTS, "answer"),
+    "positive": ("classify",),
+    "separator": ("multilabel",),
+    "options": ("choice",),
+    "skip_unlabelled": TEXTS,
+    "long_texts": TEXTS,
+    "pool": TEXTS,
+    "both_orders": ("classify", "regress", "multilabel"),
+    "doc_stride": (*TEXTS, "answer"),
+    "max_question_length": ("answer",),
+    "max_answer_length": ("answer",),
+    "document_context": ("tag",),
+    "tokens_per_window": ("tag",),
+    "freeze_encoder": ("tag",),
+    "class_weights": ("classify", "multilabel", "tag"),
+    "focal_gamma": ("classify", "multilabel", "choice", "tag", "answer"),
+    "tune_thresholds": ("classify", "multilabel"),
+    "temperature": ("classify", "multilabel", "choice"),
+}
 # Task types as which people's own files can be read, see `own_task`; each with its metrics.
 OWN_KINDS = {
     "classify": ("accuracy", "macro_f1"),

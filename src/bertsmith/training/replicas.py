@@ -16,9 +16,8 @@ that sum follows the replicas' own.
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, _foreach_add_, nn  # pyright: ignore[reportPrivateImportUsage]
 
-from bertsmith.base.processes import Helpers
+from bertsmith.base.processes import Helpers, in_order
 from bertsmith.tasks.features import token_budget_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.ranks import Computation, DistributedGradients, run_computation
@@ -294,14 +293,8 @@ def computed(
             return
         threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(workers, "rows", initializer=begin)
-        waiting: deque[Future[Outcome]] = deque()
         try:
-            for item in items:
-                waiting.append(pool.submit(measured, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            yield from in_order(pool, measured, items, 2 * workers + 1)
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # threads that start later have the number set last

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bertsmith
+from bertsmith.base.files import read_json_lines
 from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
@@ -33,7 +34,6 @@ from bertsmith.training.finetuning.contrastive import (
 )
 from bertsmith.training.finetuning.hidden_states import pooled
 from bertsmith.training.finetuning.settings import ContrastiveSettings
-from bertsmith.training.loop.log import read_log
 
 from ...tiny import bertsmith as command
 from ...tiny import cli, refused, write
@@ -199,7 +199,7 @@ def test_a_run_learns_and_is_read_as_trained_for_similarity(tmp_path, folder, da
         assert part in page
     assert pooling_warning(out, pooling_settings(out)) is None
     assert load_model(out, BareModel).missing == []
-    lines = read_log(out / "log.jsonl")
+    lines = read_json_lines(out / "log.jsonl")
     assert [line["event"] for line in lines].count("evaluate") == 6
     assert lines[-1]["spearman"] == pytest.approx(result["metrics"]["spearman"])
     assert "out holds a finished run" in refused(*train_words(folder, data, out, *flags))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertsmith.base.files import read_json_lines
 from bertsmith.checkpoints.config_json import label_names
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import load_model, save_model
@@ -28,7 +29,6 @@ from bertsmith.training.checkpointing import SeedCheckpoint, checkpoints_in
 from bertsmith.training.finetuning import run as run_summary
 from bertsmith.training.finetuning.run import collapse, notable_examples, train_seeds
 from bertsmith.training.finetuning.trainer import Trainer
-from bertsmith.training.loop.log import read_log
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def test_a_seed_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
     assert torch.equal(*tables)  # with the rows that training leaves out
 
     def events(name):
-        lines = read_log(tmp_path / name / "log.jsonl")
+        lines = read_json_lines(tmp_path / name / "log.jsonl")
         return [(line["event"], line["step"], line.get("loss")) for line in lines]
 
     assert events("stopped") == events("whole")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.base.files import read_json_lines
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
@@ -25,7 +26,6 @@ from bertsmith.training.finetuning.settings import FinetuneSettings
 from bertsmith.training.finetuning.task_types.texts import Classify
 from bertsmith.training.finetuning.trainer import InitialModel
 from bertsmith.training.loop import matmul_times, step
-from bertsmith.training.loop.log import read_log
 
 from ...tiny import bertsmith, cli
 
@@ -36,7 +36,7 @@ def classifier(folder, settings, seed=1, names=("weather", "food"), task=None, f
 
 
 def logged(folder, event):
-    return [line for line in read_log(folder / "log.jsonl") if line["event"] == event]
+    return [line for line in read_json_lines(folder / "log.jsonl") if line["event"] == event]
 
 
 def evaluations(folder):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.base.files import read_json_lines
 from bertsmith.training.loop import log as log_module
-from bertsmith.training.loop.log import RunLog, check_writers, read_log
+from bertsmith.training.loop.log import RunLog, check_writers
 
 from ..runs import lines, messages
 
@@ -70,7 +71,7 @@ def test_the_figures_of_the_end_are_behind_its_checkpoint(tmp_path):
         log.sync()
     for step, count in ((2, 4), (1, 2)):
         with RunLog(tmp_path, resume_step=step, loggers=()):
-            events = read_log(tmp_path / "log.jsonl")
+            events = read_json_lines(tmp_path / "log.jsonl")
         assert len(events) == count and all("unigram_entropy" not in event for event in events)
 
 
@@ -100,19 +101,19 @@ def test_a_resume_looks_at_the_end_of_a_long_log_alone(tmp_path, monkeypatch):
 def test_a_new_run_starts_a_new_log_and_without_writers_there_is_nothing_else(tmp_path):
     for _ in range(2):
         losses(tmp_path, [1], loggers=())
-    assert len(read_log(tmp_path / "log.jsonl")) == 1
+    assert len(read_json_lines(tmp_path / "log.jsonl")) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_reading_forgives_the_last_line_only(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"text": "\xed\x95')  # half a character
-    assert read_log(path) == [{"step": 1}, {"step": 2}]
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2}]
     path.write_bytes(b"")
-    assert read_log(path) == []
+    assert read_json_lines(path) == []
     path.write_bytes(b'{"step": 1}\n{"ste\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"log\.jsonl:2: damaged line"):
-        read_log(path)
+        read_json_lines(path)
 
 
 class Memory:
@@ -147,7 +148,7 @@ def test_a_writer_gets_finite_figures_under_their_event(tmp_path, memory):
     (writer,) = memory  # named twice, opened once
     expected = [(2, {"train/loss": 1.5, "train/flag": True}), (2, {"evaluate/mlm_loss": 3})]
     assert writer.figures == expected and writer.closed and writer.first_step == 0
-    assert len(read_log(tmp_path / "log.jsonl")) == 3
+    assert len(read_json_lines(tmp_path / "log.jsonl")) == 3
 
 
 def test_a_resumed_run_opens_at_the_next_step(tmp_path, memory):

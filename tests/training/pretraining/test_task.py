@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith.base.files import read_json_lines
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.mixture import Mixture, open_stream
 from bertsmith.corpus.examples.stream import Position
@@ -16,7 +17,6 @@ from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import config_for
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import not_finite
 from bertsmith.training.pretraining import task as task_module
 from bertsmith.training.pretraining.diagnostics import replay
@@ -116,7 +116,7 @@ def test_the_two_streams_have_different_orders_and_masks(train, monkeypatch):
 
 def test_a_run_of_one_phase_says_nothing_of_phases(train):
     run = train(steps=4).folder
-    assert all("phase" not in line for line in read_log(run / "log.jsonl"))
+    assert all("phase" not in line for line in read_json_lines(run / "log.jsonl"))
     assert RunFolder(run).latest() is not None
 
 

@@ -23,13 +23,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import locked_folder, read_json, remove_leftovers, write_json
 from bertsmith.base.processes import usable_cores
+from bertsmith.base.settings import group_values
 from bertsmith.base.terminal import Progress
 from bertsmith.corpus.build.batches import (
     BATCH,
@@ -193,8 +193,8 @@ def append_text(
         if not _read_record(new):
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
-        work = {one.name: getattr(settings, one.name) for one in fields(WorkSettings)}
-        added = build_store(inputs, store.tokenizer, new, BuildSettings(**work, **as_built))
+        own = BuildSettings(**vars(group_values(settings, WorkSettings)), **as_built)
+        added = build_store(inputs, store.tokenizer, new, own)
         whole = _joined(store.manifest, added, folders[-1])
         remove_leftovers(folder)
         write_manifest(folder / earlier_manifest(store.generation), store.manifest)

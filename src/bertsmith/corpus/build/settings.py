@@ -33,8 +33,6 @@ class WorkSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.backend not in ("local", "ray"):
-            raise ValueError(f"backend = {self.backend!r}: expected local or ray")
         if self.backend == "ray" and self.memory_mb is not None:
             raise ValueError(
                 "memory_mb has no effect with the backend ray: start its nodes with a bound "

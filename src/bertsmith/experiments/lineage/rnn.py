@@ -26,12 +26,14 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bertsmith.base.settings import check_bounds
 from bertsmith.experiments.lineage.settings import RNNShape
+from bertsmith.model.config import Size
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.recurrent import GRU, LSTM
 from bertsmith.model.variants import reversal
@@ -41,11 +43,12 @@ from bertsmith.model.variants import reversal
 class Tables:
     """Sizes of the vocabularies. Errors: ValueError for two that shall share a table."""
 
-    source_vocab_size: int
-    target_vocab_size: int
+    source_vocab_size: Annotated[int, Size]
+    target_vocab_size: Annotated[int, Size]
     shared: bool = True  # one vocabulary and one table for source, target and output
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         if self.shared and self.source_vocab_size != self.target_vocab_size:
             sizes = f"{self.source_vocab_size} source and {self.target_vocab_size} target pieces"
             raise ValueError(f"{sizes} cannot share one table: make one joint vocabulary")
@@ -57,8 +60,6 @@ class RNNConfig(Tables, RNNShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form not in ("gru", "lstm"):
-            raise ValueError(f"form {self.form!r}: known are 'gru' and 'lstm'")
         if self.form == "lstm" and self.shared and self.embedding_size != self.hidden_size:
             raise ValueError(
                 f"`embedding_size={self.embedding_size}` and `hidden_size={self.hidden_size}` with "

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.base.settings import check_bounds
+from bertsmith.experiments.lineage.rnn import Tables
 from bertsmith.experiments.lineage.settings import TransformerShape
-from bertsmith.model.config import ModelConfig, Size
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Layer, LayerNorm
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_layers import residual_norm
@@ -31,24 +31,15 @@ LONGEST_WAVE = 10_000  # of the positions, in units of 2 pi
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(TransformerShape):
+class TransformerConfig(Tables, TransformerShape):
     """The shape with its vocabularies.
 
     The paper's base model has 6 layers, hidden size 512, 8 heads and intermediate size 2048.
     """
 
-    source_vocab_size: Annotated[int, Size]
-    target_vocab_size: Annotated[int, Size]
-    shared: bool = True  # one vocabulary and one table; else the target's is the output's alone
-
     def __post_init__(self) -> None:
-        check_bounds(self)
+        super().__post_init__()
         _ = self.layer  # checks the number of heads
-        if self.shared and self.source_vocab_size != self.target_vocab_size:
-            raise ValueError(
-                f"`shared` with {self.source_vocab_size} source and {self.target_vocab_size} "
-                "target pieces: one table needs one vocabulary"
-            )
 
     @property
     def layer(self) -> ModelConfig:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertsmith.base.settings import to_mapping
+from bertsmith.base.settings import group_values, to_mapping
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.checkpoints.stored import WEIGHTS
 from bertsmith.checkpoints.tensors import write_tensors
@@ -73,12 +73,13 @@ FREE = {"out", "data", "threads", "device", "steps", "tokens", "minutes", "check
 def new_model(settings: TranslationSettings, languages: Languages) -> Any:
     """The untrained network of a system, a function of the seed."""
     shape, config, network = NETWORKS[settings.system]
-    values: dict[str, Any] = {one.name: getattr(settings, one.name) for one in fields(shape)}
-    values["source_vocab_size"] = len(languages.source)
-    values["target_vocab_size"] = len(languages.target)
-    values["shared"] = languages.joint
-    generator = torch.Generator().manual_seed(settings.seed)
-    return network(config(**values)).initialize(generator)
+    made = config(
+        **vars(group_values(settings, shape)),
+        source_vocab_size=len(languages.source),
+        target_vocab_size=len(languages.target),
+        shared=languages.joint,
+    )
+    return network(made).initialize(torch.Generator().manual_seed(settings.seed))
 
 
 def translation_sums(

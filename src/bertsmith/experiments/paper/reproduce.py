@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import write_json, write_text
-from bertsmith.base.settings import nearest, to_mapping
+from bertsmith.base.settings import group_values, nearest, to_mapping
 from bertsmith.base.terminal import counted, duration
 from bertsmith.experiments.paper.cells import Cell, compute, time_left
 from bertsmith.experiments.paper.experiment import (
@@ -148,7 +148,7 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
         rows=rows,
         points=experiment.points,
         root=settings.out.absolute() / "cells",
-        machine=Machine(**{one.name: getattr(settings, one.name) for one in fields(Machine)}),
+        machine=group_values(settings, Machine),
         workers=settings.workers,
     )
     return with_models(experiment, settings), work

@@ -169,14 +169,10 @@ class Work:
     machine: Machine = field(default_factory=Machine)
     workers: int = 2
 
-    @property
-    def _machine(self) -> dict[str, Any]:
-        return {name: getattr(self.machine, name) for name in ("device", "precision", "threads")}
-
     @cached_property
     def precision(self) -> str:
         """Numbers of the matrix products, such as float32."""
-        return choose_engine(**self._machine).precision
+        return choose_engine(**vars(self.machine)).precision
 
     # --- text and pre-training
 
@@ -285,7 +281,7 @@ class Work:
     def _make_pretraining(self, folder: Path, settings: Mapping[str, Any]) -> None:
         store = self.text_cell.folder(self.root) / "store"
         is_begun = RunFolder(folder).kind() is not None
-        given: dict[str, Any] = {"resume": is_begun, "loggers": (), **self._machine, **settings}
+        given: Any = {"resume": is_begun, "loggers": (), **vars(self.machine), **settings}
         given["precision"] = self._pretraining_precision(settings)
         if is_finished(folder):  # and was stopped before it counted
             return
@@ -300,7 +296,7 @@ class Work:
         pieces = read_json(self.text_cell.folder(self.root) / RESULT_FILE)["tokens"]
         share = (len(words.tokens) + len(words.boundaries) - 1) / pieces
         budget: dict[str, Any] = {"words": max(1, round(settings["tokens"] * share))}
-        fixed = {"size": settings["size"], **self._machine}
+        fixed = {"size": settings["size"], **vars(self.machine)}
         pretrain_elmo(ElmoSettings(text=[*self.text], out=folder, **budget, **fixed))
 
     def result(self, variant: Variant) -> dict[str, Any]:
@@ -340,7 +336,7 @@ class Work:
             settings |= self.scale.finetune_own
         settings |= variant.finetune
         # nothing is chosen on dev, where all is measured
-        recipe = from_mapping(FinetuneSettings, {**self._machine, **settings}, "finetune")
+        recipe = from_mapping(FinetuneSettings, {**vars(self.machine), **settings}, "finetune")
 
         def make(out: Path) -> None:
             if not is_finished(out):
@@ -365,7 +361,7 @@ class Work:
         check_depth(variant.title, self.config(variant).num_layers)
         folder, origin, inputs = self.start(variant)
         settings = {"sentences": self.scale.train_examples, **self.scale.features}
-        own = from_mapping(FrozenSettings, {**self._machine, **settings}, "features")
+        own = from_mapping(FrozenSettings, {**vars(self.machine), **settings}, "features")
 
         def make(out: Path) -> None:
             train, dev, files = data.sets

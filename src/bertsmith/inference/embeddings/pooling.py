@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from bertsmith.base.files import read_json, read_json_object
+from bertsmith.base.files import read_json, read_optional_json
 from bertsmith.base.settings import nearest
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.stored import WEIGHTS, stored_tensors
@@ -193,17 +193,17 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     Errors: ValueError for a damaged file.
     """
     prompts_file = folder / PROMPTS_FILE
-    stored = _entries(prompts_file)
+    stored = read_optional_json(prompts_file)
     is_theirs = any((folder / name).exists() for name in THEIR_FILES)
     if not is_theirs or stored.get("model_type") == "CrossEncoder":
         return None
-    transformer = _entries(folder / "sentence_bert_config.json")
+    transformer = read_optional_json(folder / "sentence_bert_config.json")
     modules = _modules(folder)
     place = next((path for kind, path in modules if kind == "Pooling"), folder / "1_Pooling")
-    pooling = _entries(place / "config.json")
+    pooling = read_optional_json(place / "config.json")
     length = transformer.get("max_seq_length")
     if length is None:
-        length = _entries(folder / "tokenizer_config.json").get("model_max_length")
+        length = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
     if length is not None and length >= read_config(folder).max_positions:
         length = None  # no fewer tokens than the model can read
     name, prompts = stored.get("default_prompt_name"), stored.get("prompts") or {}
@@ -213,7 +213,7 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     after = [(kind, path) for kind, path in modules if kind not in BEFORE_POOLING]
     normalize = bool(after) and after[-1][0] == "Normalize"
     for kind, path in after[: len(after) - normalize]:
-        layer = Dense(path, _entries(path / "config.json")) if kind == "Dense" else None
+        layer = Dense(path, read_optional_json(path / "config.json")) if kind == "Dense" else None
         (dense.append(layer) if layer and layer.is_known else unread.append(kind))
     return SimilarityTraining(
         _pools(pooling) or None,
@@ -261,10 +261,6 @@ def _pools(pooling: dict[str, Any]) -> str:
     new = pooling.get("pooling_mode") or old
     names = [new] if isinstance(new, str) else map(str, new)
     return " and ".join(name.removesuffix("_tokens") for name in names)
-
-
-def _entries(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.exists() else {}
 
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])

@@ -6,11 +6,9 @@ block with all queries and passes on those above the K-th best so far, which are
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.base.processes import in_order, usable_cores
 from bertsmith.base.settings import checked
 from bertsmith.inference.embeddings.vector_files import (
     Block,
@@ -110,27 +109,16 @@ def _search(
             mask_QB = lent.mask[:numbers].view(-1, count)
             return count, best.candidates(scores_QB, mask_QB, first)
 
-    has_affinity = hasattr(os, "sched_getaffinity")
-    workers = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    waiting: deque[Future[tuple[int, _Candidates]]] = deque()
-
-    def take() -> None:
-        rows, candidates = waiting.popleft().result()
-        best.add(candidates)
-        if on_rows:
-            on_rows(rows)
-
+    workers = usable_cores()
     with ExitStack() as files, ExitStack() as opened:
         pool = ThreadPoolExecutor(workers, "search", initializer=use_one_thread)
         opened.callback(pool.shutdown, cancel_futures=True)
         threads = torch.get_num_threads()
         opened.callback(torch.set_num_threads, threads)
-        for block in held.blocks(files):
-            waiting.append(pool.submit(compute, block))
-            if len(waiting) > 2 * workers:
-                take()
-        while waiting:
-            take()
+        for rows, candidates in in_order(pool, compute, held.blocks(files), 2 * workers + 1):
+            best.add(candidates)
+            if on_rows:
+                on_rows(rows)
     return best.found()
 
 

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import islice
+from functools import cache, partial
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
+from bertsmith.base.processes import in_order
 from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.llvm.blocks import (
@@ -373,16 +372,10 @@ class NativeModel:
                 yield part.stop - part.start, compute(self, part)
             return
         alone, pool = replace(self, threads=1), workers(self.threads)
-        begun = ((part, pool.submit(compute, alone, part)) for part in parts)
-        ahead = deque(islice(begun, 2 * self.threads))
-        try:
-            while ahead:
-                part, outcome = ahead.popleft()
-                yield part.stop - part.start, outcome.result()
-                ahead.extend(islice(begun, 1))
-        finally:
-            for _, outcome in ahead:
-                outcome.cancel()
+        outcomes = in_order(pool, partial(compute, alone), parts, 2 * self.threads)
+        with closing(outcomes):
+            for part, outcome in zip(parts, outcomes, strict=True):
+                yield part.stop - part.start, outcome
 
 
 @cache

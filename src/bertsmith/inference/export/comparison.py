@@ -15,6 +15,7 @@ from bertsmith.inference.export.subject import MASK_EVERY, Subject
 from bertsmith.inference.export.targets import Precision
 from bertsmith.tasks.bootstrap import dev_metrics, paired_bootstrap
 from bertsmith.tasks.features import Features
+from bertsmith.tasks.vectors import cosines
 
 RESAMPLES = 1000
 SAME_SCORE = 0.01  # of the range of all scores
@@ -126,7 +127,9 @@ def measure(subject: Subject, session: Session, original: np.ndarray) -> dict[st
     elif subject.source is not None and subject.places is not None:
         agreement = float((exported.argmax(axis=1) == original.argmax(axis=1)).mean())
     elif subject.source is not None:
-        agreement = _mean_cosine(original, exported, subject.rows.boundaries)
+        begins = subject.rows.boundaries[:-1]
+        sums = (np.add.reduceat(states, begins) for states in (original, exported))
+        agreement = float(cosines(*sums).mean())  # of the rows' mean states
     return {
         "compared_on": subject.source,
         "examples": len(subject.rows) if subject.data is None else len(subject.data),
@@ -162,13 +165,6 @@ def _answers(
     names = names or list(first)[:1]
     pairs = {name: (first[name], second[name]) for name in names}
     return agreement, paired_bootstrap(pairs, len(data), RESAMPLES, seed=0)
-
-
-def _mean_cosine(one: np.ndarray, other: np.ndarray, boundaries: np.ndarray) -> float:
-    """The cosine of two means of each row's hidden states [T, H], on average over rows."""
-    a, b = (np.add.reduceat(states, boundaries[:-1]) for states in (one, other))
-    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return float(((a * b).sum(axis=1) / np.maximum(lengths, 1e-20)).mean())
 
 
 def measure_speed(subject: Subject, session: Session) -> dict[str, dict[str, float]]:

@@ -23,8 +23,7 @@ from bertsmith.tasks.examples import check_texts, read_task
 from bertsmith.tasks.squad.questions import Question, Questions, locate_answer, phrase_pattern
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.files import read_text, unpacked_name
-
-_SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written into the predictions
+from bertsmith.text.tokenizer.wordpiece import SURROGATE
 
 
 def read_questions(path: Path, need_answers: bool = True) -> Questions:
@@ -98,7 +97,7 @@ def _text(value: Any, name: str, where: str) -> str:
     text = _field(value, name, str, where)
     if not text.strip():
         raise ValueError(f"{where}: '{name}' is empty: remove it or fill it in")
-    if _SURROGATE.search(text):
+    if SURROGATE.search(text):
         raise ValueError(f"{where}: '{name}' holds half a character (\\ud800 to \\udfff)")
     return text
 

@@ -43,6 +43,7 @@ from bertsmith.text.readers.tables import (
 )
 from bertsmith.text.readers.tables import DOCUMENT_MARK as DOCUMENT
 from bertsmith.text.tokenizer.rows import concatenated_ranges
+from bertsmith.text.tokenizer.wordpiece import SURROGATE
 
 TOKENS = "tokens"
 TABLES = (".jsonl", *COLUMNAR_SUFFIXES)  # with lists in their cells
@@ -56,7 +57,6 @@ TAG_NAMES = (
     *("pos_tag", "pos_tags", "ner_tag", "ner_tags"),
 )
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # could not be written again
 _INSIDE = re.compile("[ \t\r\n]+")
 
 
@@ -316,7 +316,7 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
     if isinstance(values, list) and all(
-        isinstance(value, str) and value != "" and not _SURROGATE.search(value) for value in values
+        isinstance(value, str) and value != "" and not SURROGATE.search(value) for value in values
     ):
         return values
     raise ValueError(

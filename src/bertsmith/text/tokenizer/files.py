@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import read_json_object, write_json
+from bertsmith.base.files import read_optional_json, write_json
 from bertsmith.text.tokenizer.normalize import CHOICES, Normalization, split_words
 from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 
@@ -46,7 +46,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
     Errors: ValueError that names folder or file for no vocabulary or one of another kind than BERT.
     """
-    config, tokenizer = _read_object(folder / CONFIG_FILE), _read_object(folder / TOKENIZER_FILE)
+    names = CONFIG_FILE, TOKENIZER_FILE
+    config, tokenizer = (read_optional_json(folder / name) for name in names)
     normalizer, own = _normalizer_settings(tokenizer, folder / TOKENIZER_FILE)
     _check_kind(folder, config, tokenizer, normalizer)
     if (folder / VOCABULARY_FILE).exists():
@@ -93,9 +94,9 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
 def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
     """Tokens of `add_tokens`, which Hugging Face's tokenizer keeps whole and ours cuts."""
-    stored = _read_object(folder / TOKENIZER_FILE).get("added_tokens") or []
+    stored = read_optional_json(folder / TOKENIZER_FILE).get("added_tokens") or []
     contents = (token.get("content") for token in stored if isinstance(token, dict))
-    found = [str(token) for token in (*contents, *_read_object(folder / ADDED_FILE))]
+    found = [str(token) for token in (*contents, *read_optional_json(folder / ADDED_FILE))]
 
     def is_ours(token: str) -> bool:
         words = [word.characters for word in split_words(token, normalization)]
@@ -235,10 +236,6 @@ def _normalizer_settings(
             return parts["BertNormalizer"], _own_settings(normalization)
     known = "it reads BertNormalizer, and the sequences that it writes"
     raise ValueError(f"{path}: a sequence of normalizers that bertsmith cannot follow: {known}")
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.exists() else {}
 
 
 def _check_kind(

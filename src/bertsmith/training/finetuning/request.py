@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertsmith.base.settings import Advanced, Count, Metavar
-from bertsmith.tasks.task import OWN_KINDS, Task, find_task, own_task
+from bertsmith.base.settings import Advanced, Count, Metavar, group_values
+from bertsmith.tasks.task import OWN_KINDS, READ_BY, Task, find_task, own_task
 from bertsmith.training.finetuning.search_space import (
     Search,
     check_points,
@@ -21,27 +21,6 @@ from bertsmith.training.finetuning.search_space import (
     parse_space,
 )
 from bertsmith.training.finetuning.settings import FinetuneSettings
-
-TEXTS = ("classify", "regress", "multilabel", "choice")
-READ_BY = {  # settings that not every type of task reads
-    "text_pair": (*TEXTS, "answer"),
-    "positive": ("classify",),
-    "separator": ("multilabel",),
-    "skip_unlabelled": TEXTS,
-    "long_texts": TEXTS,
-    "pool": TEXTS,
-    "both_orders": ("classify", "regress", "multilabel"),
-    "doc_stride": (*TEXTS, "answer"),
-    "max_question_length": ("answer",),
-    "max_answer_length": ("answer",),
-    "document_context": ("tag",),
-    "tokens_per_window": ("tag",),
-    "freeze_encoder": ("tag",),
-    "class_weights": ("classify", "multilabel", "tag"),
-    "focal_gamma": ("classify", "multilabel", "choice", "tag", "answer"),
-    "tune_thresholds": ("classify", "multilabel"),
-    "temperature": ("classify", "multilabel", "choice"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +89,7 @@ class Request(OwnFiles, SearchSettings, FinetuneSettings):
     @property
     def recipe(self) -> FinetuneSettings:
         """The settings of the training alone."""
-        names = [field.name for field in fields(FinetuneSettings)]
-        return FinetuneSettings(**{name: getattr(self, name) for name in names})
+        return group_values(self, FinetuneSettings)
 
     @property
     def search(self) -> Search:
@@ -253,8 +231,8 @@ def check_task_type(request: Request, task_type: str) -> None:
 
 def check_reads(task_type: str, *given: str) -> None:
     """Refuse those of the settings that this type of task does not read. Errors: ValueError."""
-    unread = {name for name, readers in READ_BY.items() if task_type not in readers}
-    if wrong := [name for name in READ_BY if name in unread.intersection(given)]:
+    read = READ_BY.items()
+    if wrong := [name for name, by in read if name in given and task_type not in by]:
         raise ValueError(f"{listed(wrong)}: without effect on a task of kind '{task_type}'")
 
 

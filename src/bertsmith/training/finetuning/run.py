@@ -18,6 +18,7 @@ import numpy as np
 from bertsmith.base.files import (
     atomic_folder,
     read_json,
+    read_json_lines,
     remove_folder,
     remove_leftovers,
     write_json,
@@ -37,7 +38,6 @@ from bertsmith.training.finetuning.search_space import MACHINE
 from bertsmith.training.finetuning.settings import UNKNOWN, FinetuneSettings, Provenance
 from bertsmith.training.finetuning.task import is_better
 from bertsmith.training.finetuning.trainer import Trained, Trainer
-from bertsmith.training.loop.log import read_log
 from bertsmith.training.loop.step import LOWER_RATE, without_hint
 
 KIND = "finetune"  # of the run
@@ -301,7 +301,7 @@ def collapse(
         and settings.class_weights == "none"
     )
     chance = trainer.task_type.baseline_loss(trainer.train) if plain else None
-    lines = [line for line in read_log(log) if line["event"] == "train"]
+    lines = [line for line in read_json_lines(log) if line["event"] == "train"]
     late = [line["loss"] for line in lines if 2 * line["step"] > trained.steps]
     ratio = None if chance is None or len(late) < 2 else float(np.mean(late)) / chance
     if constant is not None and (ratio is None or ratio > NEAR_CHANCE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from bertsmith.base.settings import (
@@ -18,6 +18,7 @@ from bertsmith.base.settings import (
     Seed,
     Weight,
     check_bounds,
+    group_values,
 )
 from bertsmith.tasks.task import EncodingSettings
 from bertsmith.training.settings import AUTO_INT8, Machine, Optimization
@@ -227,9 +228,7 @@ class FinetuneSettings(
                 "longer texts with `long_texts='windows'` or head-tail, or lengthen the model "
                 "by `bertsmith extend-positions`"
             )
-        chosen = EncodingSettings(
-            **{field.name: getattr(self, field.name) for field in fields(EncodingSettings)}
-        )
+        chosen = group_values(self, EncodingSettings)
         chosen = replace(chosen, max_length=self.max_length or min(default_length, positions))
         return chosen.scaled(scale)
 

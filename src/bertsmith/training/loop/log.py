@@ -31,7 +31,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from bertsmith.base.files import named_errors, read_json_lines, write_text
+from bertsmith.base.files import json_object, named_errors, write_text
 
 TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # with one of them the sum over all losses is not shown
 NOTES = {  # words of the progress line, those first that a narrow terminal shows
@@ -129,14 +129,6 @@ class NoLog(RunLog):
         pass
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log.jsonl in order, without a half-written last line.
-
-    Errors: FileNotFoundError; ValueError with file and line for an earlier damaged line.
-    """
-    return read_json_lines(path)
-
-
 def _drop_behind(path: Path, step: int) -> None:
     """Drop the lines after the last of the steps up to `step`, but for messages.
 
@@ -153,7 +145,7 @@ def _drop_behind(path: Path, step: int) -> None:
             start = max(0, size - length)
             file.seek(start)
             lines = file.read().split(b"\n")[:-1]  # without half a line at the end
-            events = [_event(line) for line in lines]  # nothing of half a line at the beginning
+            events = [json_object(line) or {} for line in lines]  # {} of half a line
             last = max((n for n, event in enumerate(events) if belongs(event)), default=-1)
             if last >= 0 or start == 0:
                 break
@@ -163,15 +155,6 @@ def _drop_behind(path: Path, step: int) -> None:
         file.seek(start + sum(len(line) + 1 for line in lines[: last + 1]))
         file.truncate()
         file.write(b"".join(messages))
-
-
-def _event(line: bytes) -> dict[str, Any]:
-    """The object of a line; {} for a line without one."""
-    try:
-        event = json.loads(line)
-    except ValueError:  # also what is not UTF-8
-        return {}
-    return event if isinstance(event, dict) else {}
 
 
 def plain(value: Any) -> Any:

@@ -11,16 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import accumulate, repeat
 from types import FrameType
 from typing import Any
 
 from torch import nn
 
-from bertsmith.base.processes import keep_freed_memory
+from bertsmith.base.processes import in_order, keep_freed_memory
 from bertsmith.base.terminal import Progress
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.training.loop.log import progress_notes
@@ -171,15 +171,10 @@ def prefetch(run: Training) -> Generator[tuple[StepBatch, Position]]:
         batch, following = task.batch(position)
         return batch.staged(engine), following
 
+    positions = accumulate(repeat(run.state.position), lambda at, _: task.advance(at))
     pool = ThreadPoolExecutor(workers, "loader")
-    waiting: deque[Future[tuple[StepBatch, Position]]] = deque()
-    ahead = run.state.position
     try:
-        while True:
-            while len(waiting) < workers + 1:
-                waiting.append(pool.submit(make, ahead))
-                ahead = task.advance(ahead)
-            batch, following = waiting.popleft().result()
+        for batch, following in in_order(pool, make, positions, workers + 1):
             yield batch.over(engine.ranks), following
     finally:
         pool.shutdown(cancel_futures=True)
