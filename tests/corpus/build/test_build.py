@@ -334,7 +334,7 @@ def test_text_without_pairs_is_refused_and_leaves_nothing(tmp_path, texts, messa
     [
         ({"held_out": 1.0}, "held_out"),
         ({"workers": 0}, "workers"),
-        ({"backend": "spark"}, "backend = 'spark': expected local or ray"),
+        ({"backend": "spark"}, "`backend='spark'`: known are local, ray"),
         ({"backend": "ray", "memory_mb": 900}, "memory_mb has no effect with the backend ray"),
         ({"backend": "ray", "documents": []}, "documents are of this process"),
         ({"memory_mb": 10}, "`memory_mb=10`: a build needs"),

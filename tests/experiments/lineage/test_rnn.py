@@ -257,7 +257,7 @@ def test_in_bf16_it_is_near_float32(model):
     ("change", "message"),
     [
         ({"target_vocab_size": 19}, "20 source and 19 target pieces"),
-        ({"form": "tree"}, "form 'tree'"),
+        ({"form": "tree"}, "`form='tree'`: known are gru, lstm"),
         ({"form": "lstm"}, "`embedding_size=6` and `hidden_size=8`"),
     ],
 )

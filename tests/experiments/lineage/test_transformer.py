@@ -160,7 +160,7 @@ def test_embeddings_are_scaled_and_shared():
 
 
 def test_one_table_of_two_vocabularies_is_refused():
-    with pytest.raises(ValueError, match="`shared` with 9 source and 23 target pieces"):
+    with pytest.raises(ValueError, match="9 source and 23 target pieces cannot share one table"):
         config(source_vocab_size=9)
     with pytest.raises(ValueError, match="hidden_size 16 is not a multiple of num_heads 3"):
         config(num_heads=3)
