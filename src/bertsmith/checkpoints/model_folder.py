@@ -72,7 +72,7 @@ from bertsmith.model.heads import (
     TokenClassifier,
 )
 from bertsmith.model.initialization import WithoutInitialization, initialize
-from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, added_tokens
+from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, TOKENIZER_CONFIG, added_tokens
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 TASK_CLASSES: dict[str, type[TaskModel]] = {
@@ -330,7 +330,7 @@ def copy_similarity_training(source: Path, target: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
     # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
-    settings, tokenizer = target / LENGTH_FILE, source / "tokenizer_config.json"
+    settings, tokenizer = target / LENGTH_FILE, source / TOKENIZER_CONFIG
     if settings.exists() and tokenizer.exists():
         length = read_json(tokenizer).get("model_max_length")
         write_json(settings, {"max_seq_length": length} | read_json(settings))

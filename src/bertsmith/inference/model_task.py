@@ -18,6 +18,7 @@ from bertsmith.checkpoints.config_json import (
 )
 from bertsmith.checkpoints.run_folder import SETTINGS_FILE, RunFolder
 from bertsmith.tasks.task import OWN_KINDS, TASKS, Task, own_task, stored_encoding
+from bertsmith.text.tokenizer.files import TOKENIZER_CONFIG
 from bertsmith.training.finetuning.task_types.base import ModelTask
 
 HEAD_KINDS = {
@@ -27,7 +28,6 @@ HEAD_KINDS = {
     "OptionScorer": "choice",
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
-TOKENIZER_FILE = "tokenizer_config.json"
 UNNAMED = ("",)  # columns of options
 
 
@@ -92,7 +92,7 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
         return found
     if task.text_pair is None:  # it reads pairs, whatever their columns are called
         found = replace(found, task=replace(task, text_pair="text_pair"))
-    length = read_optional_json(folder / TOKENIZER_FILE).get("model_max_length")
+    length = read_optional_json(folder / TOKENIZER_CONFIG).get("model_max_length")
     limits = {} if length is None else {"max_length": min(length, found.encoding.max_length)}
     encoding = replace(found.encoding, **limits)
     if task.task_type != "regress":

@@ -26,6 +26,7 @@ from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.stored import WEIGHTS, stored_tensors
 from bertsmith.tasks.metrics import sigmoid
 from bertsmith.tasks.vectors import Pool
+from bertsmith.text.tokenizer.files import TOKENIZER_CONFIG
 
 LongTexts = Literal["cut", "windows"]
 
@@ -203,7 +204,7 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     pooling = read_optional_json(place / "config.json")
     length = transformer.get("max_seq_length")
     if length is None:
-        length = read_optional_json(folder / "tokenizer_config.json").get("model_max_length")
+        length = read_optional_json(folder / TOKENIZER_CONFIG).get("model_max_length")
     if length is not None and length >= read_config(folder).max_positions:
         length = None  # no fewer tokens than the model can read
     name, prompts = stored.get("default_prompt_name"), stored.get("prompts") or {}

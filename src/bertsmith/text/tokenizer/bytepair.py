@@ -21,8 +21,8 @@ import numpy as np
 
 from bertsmith.base.files import read_json_object, write_json, write_text
 from bertsmith.text.tokenizer.files import (
-    CONFIG_FILE,
     MODEL_MAX_LENGTH,
+    TOKENIZER_CONFIG,
     TOKENIZER_FILE,
     VOCABULARY_FILE,
     numbered_pieces,
@@ -104,7 +104,7 @@ class BytePairTokenizer(Tokenizer):
             "model_max_length": max_length,
             "unk_token": UNKNOWN,
         }
-        write_json(folder / CONFIG_FILE, config)
+        write_json(folder / TOKENIZER_CONFIG, config)
         write_text(folder / TOKENIZER_FILE, self._library.to_str(pretty=True) + "\n")
 
     def with_borders(self) -> BytePairTokenizer:

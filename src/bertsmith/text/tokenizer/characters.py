@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.files import write_json
-from bertsmith.text.tokenizer.files import CONFIG_FILE, MODEL_MAX_LENGTH
+from bertsmith.text.tokenizer.files import MODEL_MAX_LENGTH, TOKENIZER_CONFIG
 from bertsmith.text.tokenizer.normalize import (
     CHUNK,
     GOOGLE_CASED,
@@ -69,7 +69,7 @@ class CharacterTokenizer(Tokenizer):
         self, folder: Path | str, max_length: int = MODEL_MAX_LENGTH, token_types: bool = True
     ) -> None:
         """Write the file that names it; nothing else has to be known."""
-        write_json(Path(folder) / CONFIG_FILE, {"tokenizer_class": type(self).__name__})
+        write_json(Path(folder) / TOKENIZER_CONFIG, {"tokenizer_class": type(self).__name__})
 
     def encode_words(self, words: Sequence[str]) -> Encoded:
         """The pieces of words of data, each a word as it is given."""

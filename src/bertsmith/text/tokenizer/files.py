@@ -16,9 +16,9 @@ from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 ADDED_FILE = "added_tokens.json"
-BESIDE = (CONFIG_FILE, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
+BESIDE = (TOKENIZER_CONFIG, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
 OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for
 RELEASED = re.compile(r"(uncased|cased|multilingual|chinese)_L-\d")  # Google's names of folders
 MODEL_MAX_LENGTH = 512  # positions of the published models
@@ -46,7 +46,7 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
     Errors: ValueError that names folder or file for no vocabulary or one of another kind than BERT.
     """
-    names = CONFIG_FILE, TOKENIZER_FILE
+    names = TOKENIZER_CONFIG, TOKENIZER_FILE
     config, tokenizer = (read_optional_json(folder / name) for name in names)
     normalizer, own = _normalizer_settings(tokenizer, folder / TOKENIZER_FILE)
     _check_kind(folder, config, tokenizer, normalizer)
@@ -82,11 +82,11 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
     }
     if not isinstance(config.get(OWN_SETTINGS, {}), dict):
         fault = f"{OWN_SETTINGS} is {config[OWN_SETTINGS]!r:.60}"
-        raise ValueError(f"{folder / CONFIG_FILE}: {fault}: it must be an object")
+        raise ValueError(f"{folder / TOKENIZER_CONFIG}: {fault}: it must be an object")
     try:
         normalization = Normalization(**settings | own | config.get(OWN_SETTINGS, {}))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG_FILE}: {OWN_SETTINGS}: {error}") from error
+        raise ValueError(f"{folder / TOKENIZER_CONFIG}: {OWN_SETTINGS}: {error}") from error
     if lost := added_tokens(folder, vocabulary, normalization):
         _warn_of_added(str(folder), ", ".join(lost[:5]) + " ..." * (len(lost) > 5))
     return vocabulary, normalization
@@ -148,7 +148,7 @@ def write_tokenizer(
     }
     # The vocabulary last: without it the folder is no tokenizer, alone it would be one of other
     # settings.
-    write_json(folder / CONFIG_FILE, config)
+    write_json(folder / TOKENIZER_CONFIG, config)
     write_json(folder / TOKENIZER_FILE, _tokenizer_json(vocabulary, normalization))
     vocabulary.write(folder / VOCABULARY_FILE)
 
@@ -244,8 +244,8 @@ def _check_kind(
     """Refuse a tokenizer whose words or pieces would silently differ from ours."""
     words, basic = config.get("word_tokenizer_type", "basic"), config.get("do_basic_tokenize", True)
     found = [
-        (CONFIG_FILE, "word_tokenizer_type", words, "basic"),
-        (CONFIG_FILE, "do_basic_tokenize", basic, True),
+        (TOKENIZER_CONFIG, "word_tokenizer_type", words, "basic"),
+        (TOKENIZER_CONFIG, "do_basic_tokenize", basic, True),
     ]
     for section, name, expected in (
         ("model", "type", "WordPiece"),
