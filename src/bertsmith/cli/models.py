@@ -163,7 +163,7 @@ class ExtendPositions:
 
     The new positions know nothing yet. Train on before you use them:
 
-      bertsmith pretrain --corpus store --model longer --max-length 1024 --out r --minutes 30
+      bertsmith pretrain --corpus store --config continue --model longer --max-length 1024 ...
     """
 
     model: Annotated[str, Positional]

@@ -321,7 +321,7 @@ class VocabExtend(Inputs, TextInput):
     text:
 
       bertsmith corpus manuals/ --vocab models/manuals --out store
-      bertsmith pretrain --corpus store --model models/manuals --out run --minutes 30
+      bertsmith pretrain --corpus store --config continue --model models/manuals --out r --minutes 9
     """
 
     inputs: Annotated[list[str], Positional, Metavar("INPUT...")]
