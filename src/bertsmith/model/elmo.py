@@ -10,20 +10,20 @@ with both borders; P projected size, C cells, L layers; in an LSTM S steps of B 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.model.config import ElmoConfig
 from bertsmith.model.kernels.elementwise import Dropout
+from bertsmith.model.kernels.recurrence import projected_lstm_steps
 from bertsmith.model.variants import reversal
 
 # numbers of what is no byte; a byte has its value + 1, and padding of rows 0
 SENTENCE_BEGIN, SENTENCE_END, WORD_BEGIN, WORD_END, WORD_PAD = 257, 258, 259, 260, 261
 MOST_BYTES = 48  # of a word; its two borders stand around them
 WORD_NUMBERS = MOST_BYTES + 2
-FIRST_FORGET = 1.0  # added to the forget gate: the stored bias is without it
 WORDS_AT_ONCE = 256  # through the filters without gradients: 50 MB at the original size
 
 
@@ -78,6 +78,7 @@ class ProjectedLSTM(nn.Module):
     With i, f, g, o = W x_s + U h_(s-1) + b in four parts, in PyTorch's order:
     c_s = clip(sigmoid(f + 1) c_(s-1) + sigmoid(i) tanh(g))
     h_s = clip(V sigmoid(o) tanh(c_s))
+    The stored bias is without the 1.
     """
 
     def __init__(self, config: ElmoConfig) -> None:
@@ -99,82 +100,11 @@ class ProjectedLSTM(nn.Module):
         """Outputs, and the state after the last of each row's steps, without gradient."""
         weights = self.state.weight, self.project.weight
         clips = self.cell_clip, self.projection_clip
-        outputs_SBP, cells_SBC = _Recurrence.apply(self.inputs(x_SBI), *weights, *state, *clips)
+        outputs_SBP, cells_SBC = projected_lstm_steps(self.inputs(x_SBI), weights, state, clips)
         last_B = x_SBI.shape[1] * [-1] if lengths_B is None else lengths_B - 1
         rows_B = torch.arange(x_SBI.shape[1], device=x_SBI.device)
         last = LSTMState(outputs_SBP.detach()[last_B, rows_B].float(), cells_SBC[last_B, rows_B])
         return outputs_SBP, last
-
-
-class _Recurrence(torch.autograd.Function):
-    """The steps of `ProjectedLSTM` from W x + b: outputs [S, B, P], and cells [S, B, C] to read.
-
-    Products have the dtype of W x + b; cells and what is computed of them are float32. The state
-    before the first step has no gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        x_SBG, state_GP, project_PC, output_BP, cells_BC, cell_clip, projection_clip = given
-        steps, rows, size = x_SBG.shape[0], x_SBG.shape[1], project_PC.shape[1]
-        state, project = state_GP.to(x_SBG.dtype), project_PC.to(x_SBG.dtype)
-        gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
-        cells_SBC = gates_SBG.new_empty(steps, rows, size)
-        outputs_SBP = x_SBG.new_empty(steps, rows, len(project))
-        before_BP, before_BC = output_BP.to(x_SBG.dtype), cells_BC.float()
-        for step in range(steps):
-            gates_BG = torch.add(x_SBG[step], before_BP @ state.t(), out=gates_SBG[step])
-            gates_BG[:, size : 2 * size] += FIRST_FORGET
-            gates_BG[:, : 2 * size].sigmoid_()
-            gates_BG[:, 2 * size : 3 * size].tanh_()
-            gates_BG[:, 3 * size :].sigmoid_()
-            i, f, g, o = gates_BG.chunk(4, dim=1)
-            cells = torch.mul(i, g, out=cells_SBC[step]).addcmul_(f, before_BC)
-            before_BC = cells.clamp_(-cell_clip, cell_clip)
-            hidden_BC = (o * before_BC.tanh()).to(x_SBG.dtype)
-            output = torch.mm(hidden_BC, project.t(), out=outputs_SBP[step])
-            before_BP = output.clamp_(-projection_clip, projection_clip)
-        ctx.clips = cell_clip, projection_clip
-        ctx.save_for_backward(
-            *(gates_SBG, cells_SBC, outputs_SBP, state_GP, project_PC, output_BP, cells_BC)
-        )
-        ctx.mark_non_differentiable(cells_SBC)
-        return outputs_SBP, cells_SBC
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gates_SBG, cells_SBC, outputs_SBP, state_GP, project_PC, *before = ctx.saved_tensors
-        cell_clip, projection_clip = ctx.clips
-        dtype = outputs_SBP.dtype
-        state, project = state_GP.to(dtype), project_PC.to(dtype)
-        d_x_SBG = torch.empty_like(gates_SBG, dtype=dtype)
-        d_outputs_SBP = gradients[0] * (outputs_SBP.abs() < projection_clip)  # of what is projected
-        is_free_SBC = cells_SBC.abs() < cell_clip
-        tanh_SBC = cells_SBC.tanh()
-        d_cells_BC = torch.zeros_like(cells_SBC[0])
-        for step in reversed(range(len(cells_SBC))):
-            d_output_BP = d_outputs_SBP[step]
-            if step + 1 < len(cells_SBC):
-                is_free_BP = outputs_SBP[step].abs() < projection_clip
-                d_output_BP.add_((d_x_SBG[step + 1] @ state) * is_free_BP)
-            d_hidden_BC = (d_output_BP @ project).float()
-            i, f, g, o = gates_SBG[step].chunk(4, dim=1)
-            d_i, d_f, d_g, d_o = d_x_SBG[step].chunk(4, dim=1)
-            tanh_BC = tanh_SBC[step]
-            d_cells_BC = d_cells_BC.addcmul_(d_hidden_BC * o, 1 - tanh_BC * tanh_BC)
-            d_cells_BC.mul_(is_free_SBC[step])
-            d_o.copy_(d_hidden_BC * tanh_BC * o * (1 - o))
-            d_i.copy_(d_cells_BC * g * i * (1 - i))
-            d_g.copy_(d_cells_BC * i * (1 - g * g))
-            cells_before = cells_SBC[step - 1] if step else before[1]
-            d_f.copy_(d_cells_BC * cells_before * f * (1 - f))
-            d_cells_BC.mul_(f)
-        hidden_SBC = (gates_SBG[:, :, -cells_SBC.shape[2] :] * tanh_SBC).to(dtype)
-        d_project_PC = d_outputs_SBP.flatten(0, 1).t() @ hidden_SBC.flatten(0, 1)
-        states_SBP = torch.cat([before[0].to(dtype)[None], outputs_SBP[:-1]])
-        d_state_GP = d_x_SBG.flatten(0, 1).t() @ states_SBP.flatten(0, 1)
-        weights = d_state_GP.to(state_GP.dtype), d_project_PC.to(project_PC.dtype)
-        return d_x_SBG, *weights, None, None, None, None
 
 
 class Layer(nn.Module):

@@ -1,11 +1,13 @@
-"""The steps of an LSTM and of a GRU in both its forms, with their gradients.
+"""The steps of an LSTM, of one with projected outputs, and of a GRU in both its forms, with their
+gradients.
 
 All products of the inputs are taken before the first step; a step multiplies the state alone, and
 compiled passes do what is left of it. The gradient by a weight of the state is one product over all
 steps. Products and states have the dtype of the inputs; gates, cells and what is computed of them
 are float32. Where no kernel runs, PyTorch's operators do the same and record the gradient.
 
-Letters: S steps, B rows, H size of the state, G all gates: 4 H or 3 H.
+Letters: S steps, B rows, H size of the state, G all gates: 4 H or 3 H; of a projected LSTM C cells,
+P outputs, G = 4 C.
 """
 
 from __future__ import annotations
@@ -40,6 +42,34 @@ def lstm_steps(
         states.append(h_BH)
         cells.append(c_BH)
     return torch.stack(states), torch.stack(cells)
+
+
+def projected_lstm_steps(
+    x_SBG: Tensor,
+    weights: tuple[Tensor, Tensor],
+    before: tuple[Tensor, Tensor],
+    clips: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """W x + b, (U [G, P], V [P, C]), the output and cells before the first step, which have no
+    gradient, and the largest cell and output -> outputs [S, B, P], and cells [S, B, C] to read.
+
+    c = clip(sigmoid(f + 1) c + sigmoid(i) tanh(g)), h = clip(V sigmoid(o) tanh(c))
+    """
+    if has_kernels(x_SBG):
+        return _ProjectedLSTMSteps.apply(x_SBG, *weights, *before, *clips)
+    dtype, (cell_clip, output_clip) = x_SBG.dtype, clips
+    state_GP, project_PC = (weight.to(dtype) for weight in weights)
+    output_BP, cells_BC = before[0].to(dtype), before[1]
+    outputs, cells = [], []
+    for x_BG in x_SBG:
+        i, f, g, o = (x_BG + F.linear(output_BP, state_GP)).to(cells_BC.dtype).chunk(4, dim=1)
+        cells_BC = (f + 1).sigmoid() * cells_BC + i.sigmoid() * g.tanh()
+        cells_BC = cells_BC.clamp(-cell_clip, cell_clip)
+        hidden_BC = (o.sigmoid() * cells_BC.tanh()).to(dtype)
+        output_BP = F.linear(hidden_BC, project_PC).clamp(-output_clip, output_clip)
+        outputs.append(output_BP)
+        cells.append(cells_BC.detach())
+    return torch.stack(outputs), torch.stack(cells)
 
 
 def gru_steps(
@@ -86,7 +116,7 @@ class _LSTMSteps(torch.autograd.Function):
         for step, before_BH in enumerate(states[:-1]):
             if step or h_BH.any():
                 multiply(before_BH)
-            lstm_rows(x[step], product, c[step], gates[step], c[step + 1], h[step + 1])
+            lstm_rows(x[step], product, c[step], gates[step], c[step + 1], h[step + 1], None)
         ctx.save_for_backward(gates_SBG, cells, states, weight_GH)
         ctx.set_materialize_grads(False)  # cells are seldom read
         return states[1:], cells[1:]
@@ -108,10 +138,55 @@ class _LSTMSteps(torch.autograd.Function):
         d_h, d_c = rows(d_h_BH), rows(d_c_BH)
         for step, d_x_BG in reversed(list(enumerate(d_x_SBG))):
             given = d_h, by_states[step], by_cells[step], gates[step], c[step], c[step + 1]
-            lstm_gradient_rows(*given, d_c, d_x[step])
+            lstm_gradient_rows(*given, d_c, d_x[step], None)
             if step or ctx.needs_input_grad[2]:
                 multiply(d_x_BG)
         return d_x_SBG, over_steps(d_x_SBG, states[:-1]), d_h_BH, d_c_BH
+
+
+class _ProjectedLSTMSteps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        x_SBG, state_GP, project_PC, output_BP, cells_BC, *ctx.clips = given
+        x_SBG, dtype, (cell_clip, output_clip) = x_SBG.contiguous(), x_SBG.dtype, ctx.clips
+        gates_SBG = torch.empty_like(x_SBG, dtype=torch.float32)  # after sigmoid and tanh
+        outputs, cells = begun(x_SBG, output_BP), begun(gates_SBG, cells_BC)
+        hidden_SBC = torch.empty_like(cells[1:], dtype=dtype)
+        product_BG, multiply = step_product(state_GP.to(dtype), len(output_BP))
+        projected_BP, project = step_product(project_PC.to(dtype), len(output_BP))
+        x, gates, c, hidden = map(matrices, (x_SBG, gates_SBG, cells, hidden_SBC))
+        product, clip = rows(product_BG), np.float32(cell_clip)
+        for step, before_BP in enumerate(outputs[:-1]):
+            if step or before_BP.any():
+                multiply(before_BP)
+            lstm_rows(x[step], product, c[step], gates[step], c[step + 1], hidden[step], clip)
+            project(hidden_SBC[step])
+            outputs[step + 1] = projected_BP.clamp_(-output_clip, output_clip)
+        ctx.save_for_backward(gates_SBG, cells, hidden_SBC, outputs, state_GP, project_PC)
+        ctx.mark_non_differentiable(read := cells[1:])
+        return outputs[1:], read
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gates_SBG, cells, hidden_SBC, outputs, state_GP, project_PC = ctx.saved_tensors
+        dtype, (cell_clip, output_clip) = outputs.dtype, ctx.clips
+        d_x_SBG = torch.empty_like(gates_SBG, dtype=dtype)
+        is_free_SBP = outputs[1:].abs() < output_clip
+        d_outputs_SBP = gradients[0] * is_free_SBP  # by what is clipped
+        d_output_BP, multiply = step_product(state_GP.to(dtype).t(), outputs.shape[1])
+        d_hidden_BC, project = step_product(project_PC.to(dtype).t(), outputs.shape[1])
+        nothing, d_cells = np.zeros(cells.shape[1:], np.float32), np.zeros_like(rows(cells[0]))
+        gates, c, d_x, d_hidden = *map(matrices, (gates_SBG, cells, d_x_SBG)), rows(d_hidden_BC)
+        for step, d_x_BG in reversed(list(enumerate(d_x_SBG))):
+            if step + 1 < len(d_x):
+                d_outputs_SBP[step] += d_output_BP * is_free_SBP[step]
+            project(d_outputs_SBP[step])
+            given = d_hidden, nothing, nothing, gates[step], c[step], c[step + 1], d_cells
+            lstm_gradient_rows(*given, d_x[step], np.float32(cell_clip))
+            if step:
+                multiply(d_x_BG)
+        weights = over_steps(d_x_SBG, outputs[:-1]), over_steps(d_outputs_SBP, hidden_SBC)
+        return d_x_SBG, *weights, None, None, None, None
 
 
 class _GRUSteps(torch.autograd.Function):
@@ -273,14 +348,20 @@ def over_steps(d_x_SBG: Tensor, inputs_SBI: Tensor) -> Tensor:
 
 
 @vectorized
-def lstm_rows(x, product, before, gates, cells, states):
-    """W x + b and U h [B, 4H], and the cells before -> gates, cells and states after."""
+def lstm_rows(x, product, before, gates, cells, states, clip):
+    """W x + b and U h [B, 4H], and the cells before -> gates, cells and states after.
+
+    With a clip: the largest cell, and 1 is added to what opens the forget gate.
+    """
     size = cells.shape[1]
     for row in range(len(cells)):
         line = gates[row]
         i, f, g, o = line[:size], line[size : 2 * size], line[2 * size : 3 * size], line[3 * size :]
         for column in range(4 * size):
             line[column] = load(x[row, column]) + load(product[row, column])
+        if clip is not None:
+            for column in range(size):
+                f[column] += ONE
         for column in range(2 * size):
             line[column] = sigmoid(line[column])
         for column in range(size):
@@ -289,13 +370,18 @@ def lstm_rows(x, product, before, gates, cells, states):
             o[column] = sigmoid(o[column])
         for column in range(size):
             cells[row, column] = f[column] * before[row, column] + i[column] * g[column]
+        if clip is not None:
+            for column in range(size):  # not a number stays so
+                cell = cells[row, column]
+                cell = clip if cell > clip else cell
+                cells[row, column] = -clip if cell < -clip else cell
         for column in range(size):
             value = o[column] * tanh(cells[row, column])
             states[row, column] = store(value, states[row, column])
 
 
 @vectorized
-def lstm_gradient_rows(d_states, by_states, by_cells, gates, before, cells, d_cells, d_x):
+def lstm_gradient_rows(d_states, by_states, by_cells, gates, before, cells, d_cells, d_x, clip):
     """Gradients by states and cells, of the steps after and of others -> by W x + b.
 
     `d_cells` becomes the gradient by the cells before.
@@ -310,6 +396,8 @@ def lstm_gradient_rows(d_states, by_states, by_cells, gates, before, cells, d_ce
             d_h = (load(d_states[row, column]) + load(by_states[row, column])) * o
             t = tanh(cells[row, column])
             d = d_c[column] + by_cells[row, column] + d_h * (ONE - t * t)
+            if clip is not None:
+                d = d if abs(cells[row, column]) < clip else np.float32(0)
             made[column] = d * i * g * (ONE - i)
             made[new] = d * i * (ONE - g * g)
             made[out] = d_h * t * (ONE - o)
