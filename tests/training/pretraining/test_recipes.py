@@ -10,7 +10,7 @@ from bertsmith.training.loop.schedule import default_rate
 from bertsmith.training.pretraining.settings import (
     RECIPES,
     SHAPE,
-    default,
+    PretrainSettings,
     read_recipe,
     recipe_file,
 )
@@ -67,7 +67,7 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
 def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     recipe, given = read_words("paper", "--model", "model")
     assert not SHAPE & given and {"phase2_length", "steps"} <= given
-    assert all(getattr(recipe, name) == default(name) for name in SHAPE)
+    assert all(getattr(recipe, name) == getattr(PretrainSettings, name) for name in SHAPE)
     assert recipe.dropout == 0.1
     with pytest.raises(ValueError, match="size: fixed by `model`, from which"):
         read_words("paper", "--model", "model", "--size", "mini")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -230,7 +230,7 @@ class PretrainSettings(
                 f"`bag_of_words`: with objective {self.objective} [CLS] does not see all other "
                 "tokens: leave it out"
             )
-        if self.nsp_weight != default("nsp_weight") and self.objective not in PAIR_NAMES:
+        if self.nsp_weight != PretrainSettings.nsp_weight and self.objective not in PAIR_NAMES:
             raise ValueError(
                 f"`nsp_weight={self.nsp_weight}`: objective {self.objective} has no pairs: leave "
                 "it out"
@@ -242,7 +242,7 @@ class PretrainSettings(
             )
         for name in SECOND_PHASE:
             value = getattr(self, name)
-            if self.phase2_length is None and value != default(name):
+            if self.phase2_length is None and value != getattr(PretrainSettings, name):
                 raise ValueError(
                     f"`{name}={value}`: there is no second phase: give `phase2_length`, or leave "
                     f"`{name}` out"
@@ -259,7 +259,7 @@ class PretrainSettings(
                 f"`batch_size={self.batch_size}` is not a multiple of `micro_batch_size="
                 f"{self.micro_batch_size}`"
             )
-        if self.warmup_steps is not None and self.warmup_ratio != default("warmup_ratio"):
+        if self.warmup_steps is not None and self.warmup_ratio != PretrainSettings.warmup_ratio:
             raise ValueError(
                 f"`warmup_ratio={self.warmup_ratio}` and `warmup_steps={self.warmup_steps}`: "
                 "give one of them"
@@ -333,11 +333,6 @@ def default_micro_batch_size(length: int, layers: int, hidden: int) -> int:
     return max(1, CORE_NUMBERS // (length * layers * hidden))
 
 
-def default(name: str) -> object:
-    """The default of a setting."""
-    return next(field.default for field in fields(PretrainSettings) if field.name == name)
-
-
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -406,7 +401,8 @@ def make_recipe(
     for alternatives in (BUDGETS, WARMUPS):  # one in `changes` replaces the recipe's
         if changes.keys() & set(alternatives):
             unused.update(alternatives)
-    settings = replace(settings, **{name: default(name) for name in unused} | changes)
+    defaults = {name: getattr(PretrainSettings, name) for name in unused}
+    settings = replace(settings, **defaults | changes)
     return Recipe(settings, frozenset(in_file | changes.keys()), frozenset(in_file))
 
 

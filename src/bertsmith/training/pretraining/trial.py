@@ -43,7 +43,6 @@ from bertsmith.training.pretraining.settings import (
     Phase,
     PretrainSettings,
     Recipe,
-    default,
     make_recipe,
 )
 from bertsmith.training.pretraining.task import (
@@ -411,7 +410,7 @@ class Trial:
             batch_size=passes * rows * self._engine.workers,
             micro_batch_size=rows,
             max_predictions_per_seq=self._settings.examples(phase.length).max_predictions_per_seq,
-            **{name: default(name) for name in ("phase2_length", *SECOND_PHASE)},
+            **{name: getattr(PretrainSettings, name) for name in ("phase2_length", *SECOND_PHASE)},
         )
         return Pretraining(self._model, self._streams[phase.length], None, settings, self._engine)
 
