@@ -42,6 +42,11 @@ RELATIVES = {  # BERT's layers, other borders
 class ModelConfig:
     """Everything that fixes the shape and arithmetic of a model; defaults: the paper's BASE."""
 
+    is_frozen = False
+    """True: fine-tuning trains a head alone, over the layers as they are."""
+    length_scale = 1
+    """Tokens of a row where a BERT reads one: what lengths in tokens are multiplied with."""
+
     vocab_size: Annotated[int, Size]
     hidden_size: Annotated[int, Size] = 768
     num_layers: Annotated[int, Size] = 12
@@ -92,16 +97,6 @@ class ModelConfig:
             raise ValueError(f"directions 2: not for causal {self.causal} and sizes {halved}")
 
     @property
-    def is_frozen(self) -> bool:
-        """True if fine-tuning trains a head alone, over the layers as they are."""
-        return False
-
-    @property
-    def length_scale(self) -> int:
-        """Tokens of a row where a BERT reads one: what lengths in tokens are multiplied with."""
-        return 1
-
-    @property
     def table_size(self) -> int:
         """Numbers in a row of the token, position and segment embeddings."""
         return self.embedding_size or self.hidden_size // self.directions
@@ -121,6 +116,9 @@ class ElmoConfig(ModelConfig):
     Its tokens are bytes. `hidden_size` is that of both directions side by side, `intermediate_size`
     of an LSTM's cells, `embedding_size` of a byte's vector. Fields that are not here have no use.
     """
+
+    is_frozen = True
+    length_scale = 6  # bytes, with the end of a word
 
     vocab_size: Annotated[int, Size] = 262
     hidden_size: Annotated[int, Size] = 1024
@@ -146,14 +144,6 @@ class ElmoConfig(ModelConfig):
                 f"family {self.family!r}, hidden_size {self.hidden_size}, filters {self.filters}: "
                 "an elmo has two directions of one size, and filters"
             )
-
-    @property
-    def is_frozen(self) -> bool:
-        return True
-
-    @property
-    def length_scale(self) -> int:
-        return 6  # bytes, with the end of a word
 
     @property
     def projection_size(self) -> int:
