@@ -83,18 +83,11 @@ def pretraining_sums(
     full = bool((micro["lengths"] == micro["ids"].shape[1]).all())
     if engine.static_shapes and "next" in micro:
         full = False  # a batch of pairs that happens to be full would be compiled again
-    output = (losses or model.losses)(
-        engine.tensor(micro["ids"]),
-        engine.tensor(micro["types"]),
-        None if full else engine.tensor(micro["lengths"]),
-        Targets(
-            engine.tensor(micro["positions"]) if "positions" in micro else None,
-            engine.tensor(micro["masked"]) if "masked" in micro else None,
-            engine.tensor(micro["labels"]),
-            engine.tensor(micro["words"]) if "words" in micro else None,
-            next_sentence="next" in micro,
-        ),
-    )
+    batch = {name: engine.tensor(array) for name, array in micro.items()}
+    picks = batch.get("positions"), batch.get("masked")
+    targets = Targets(*picks, batch["labels"], batch.get("words"), next_sentence="next" in batch)
+    lengths = None if full else batch["lengths"]
+    output = (losses or model.losses)(batch["ids"], batch["types"], lengths, targets)
     sums: dict[str, Tensor | float] = {
         "mlm_loss": output.mlm_loss,
         "mlm_right": output.mlm_right,
@@ -102,7 +95,7 @@ def pretraining_sums(
         "rows": float(len(micro["ids"])),
     }
     if output.nsp_logits is not None:
-        logits, following = output.nsp_logits.float(), engine.tensor(micro["next"])
+        logits, following = output.nsp_logits.float(), batch["next"]
         sums["nsp_loss"] = F.cross_entropy(logits, following, reduction="sum")
         sums["nsp_right"] = (logits.argmax(1) == following).sum()
     if output.rtl_loss is not None and output.rtl_right is not None:
