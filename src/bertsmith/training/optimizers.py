@@ -64,11 +64,8 @@ class Lamb(Optimizer):
     The ratio is 1 where either norm is 0. Groups with `adapted` False take Adam's step.
     """
 
-    def __init__(
-        self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "adapted": True})
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, {**settings, "adapted": True})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -78,11 +75,11 @@ class Lamb(Optimizer):
             if not weights:
                 continue
             if not group["adapted"]:
-                adam_step(self, weights, weights, group, group["lr"], group["weight_decay"])
+                adam_step(self, weights, weights, group)
                 continue
             # Adam's step of size 1 away from zero is -r
             updates = [torch.zeros_like(weight) for weight in weights]
-            adam_step(self, weights, updates, group, rate=1.0, weight_decay=0.0)
+            adam_step(self, weights, updates, {**group, "lr": 1.0, "weight_decay": 0.0})
             _foreach_add_(updates, weights, alpha=-group["weight_decay"])
             weight_norm = torch.stack(_foreach_norm(weights))
             update_norm = torch.stack(_foreach_norm(updates))
@@ -124,8 +121,7 @@ class Muon(Eager):
             if group["orthogonal"]:
                 parts += [partial(self._move_matrix, weight, group) for weight in weights]
             elif weights:
-                rates = group["lr"], group["weight_decay"]
-                parts.append(partial(adam_step, self, weights, weights, group, *rates))
+                parts.append(partial(adam_step, self, weights, weights, group))
         return parts
 
     @torch.no_grad()
@@ -169,9 +165,8 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def adam_step(
-    optimizer: Optimizer, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any],
-    rate: float, weight_decay: float,
-) -> None:  # fmt: skip
+    optimizer: Optimizer, weights: list[Tensor], moved: list[Tensor], group: dict[str, Any]
+) -> None:
     """Move the tensors `moved` by AdamW's step for the gradients of `weights`."""
     for weight in weights:
         if not optimizer.state[weight]:
@@ -188,8 +183,8 @@ def adam_step(
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
-        lr=rate,
-        weight_decay=weight_decay,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
         eps=group["eps"],
         maximize=False,
     )
