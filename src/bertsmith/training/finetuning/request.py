@@ -7,7 +7,7 @@ The fields of `Request` are the flags of `bertsmith finetune` and the keywords o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,8 +127,8 @@ def make_task(request: Request) -> Task:
         )
         return replace(task, skip_unlabelled=request.skip_unlabelled)
     task = find_task(request.task)
-    if wrong := [field.name for field in fields(OwnFiles) if field.name in request.given]:
-        raise ValueError(f"{listed(wrong)}: for your own files; task {task.name} knows its columns")
+    own = (field.name for field in fields(OwnFiles))
+    refuse(own, request.given, f"for your own files; task {task.name} knows its columns")
     return task
 
 
@@ -156,13 +156,16 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def listed(names: Iterable[str]) -> str:
-    """Settings as errors name them.
+def refuse(names: Iterable[str], given: Container[str], fault: str) -> None:
+    """Refuse those of the settings that are given.
 
-    >>> listed(["teacher_data", "focal_gamma"])
-    '`teacher_data`, `focal_gamma`'
+    >>> refuse(("lm_weight", "pool", "metric"), {"pool", "lm_weight"}, "leave it out")
+    Traceback (most recent call last):
+    ValueError: `lm_weight`, `pool`: leave it out
     """
-    return ", ".join(f"`{name}`" for name in names)
+    if wrong := [name for name in names if name in given]:
+        listed = ", ".join(f"`{name}`" for name in wrong)
+        raise ValueError(f"{listed}: {fault}")
 
 
 def check_flags(request: Request) -> None:
@@ -176,39 +179,28 @@ def check_flags(request: Request) -> None:
     check_task_type(request, task.task_type)
     if task.text_pair is None and request.both_orders == "on":
         raise ValueError("`both_orders`: without effect on single texts: leave it out")
-    search, given = request.search, request.given
-    space = search.space
-    if fixed := [name for name in space if name in given]:
-        raise ValueError(f"{listed(fixed)}: searched by `sweep`; leave it out")
-    needs = {
-        "sweep": ("trials", "storage"),
-        "teacher": ("teacher_data", "distillation_weight", "temperature"),
-    }
-    for setting, names in needs.items():
-        alone = [name for name in names if name in given or name in space]
-        if alone and getattr(request, setting) is None:
-            raise ValueError(f"{listed(alone)}: only with `{setting}`")
+    search = request.search
+    space, given = search.space, {*request.given, *search.space}
+    refuse(space, request.given, "searched by `sweep`; leave it out")
+    if request.sweep is None:
+        refuse(("trials", "storage"), given, "only with `sweep`")
+    if request.teacher is None:
+        of_a_teacher = ("teacher_data", "distillation_weight", "temperature")
+        refuse(of_a_teacher, given, "only with `teacher`")
     check_trials(space, search.trials)
     check_points(space, request)
-    of_a_start = [
-        name
-        for name in ("max_retries", "reinit_layers")
-        if name in space or (name in given and getattr(request, name))
-    ]
-    if of_a_start and request.from_scratch:
-        raise ValueError(
-            f"{listed(of_a_start)}: without effect with `from_scratch=True`: leave it out"
-        )
+    if request.from_scratch:
+        of_a_start = ("max_retries", "reinit_layers")
+        used = (name for name in of_a_start if name in space or getattr(request, name))
+        refuse(used, given, "without effect with `from_scratch=True`: leave it out")
     if request.teacher is None:
         return
     is_all_of_loss = request.distillation_weight == 1 and "distillation_weight" not in space
     if request.teacher_data and not is_all_of_loss:
         raise ValueError("`teacher_data` has no labels: leave `distillation_weight` at 1")
-    of_labels = [
-        name for name in ("class_weights", "focal_gamma") if name in given or name in space
-    ]
-    if of_labels and is_all_of_loss:
-        raise ValueError(f"{listed(of_labels)}: of the labels, unused at `distillation_weight=1`")
+    if is_all_of_loss:
+        of_labels = ("class_weights", "focal_gamma")
+        refuse(of_labels, given, "of the labels, unused at `distillation_weight=1`")
 
 
 def check_folders(out: Path, data: Path) -> None:
@@ -222,18 +214,16 @@ def check_task_type(request: Request, task_type: str) -> None:
     """Refuse settings that this type of task does not read. Errors: ValueError that names them."""
     given = {*request.given, *request.search.space}
     check_reads(task_type, *given)
-    if request.freeze_encoder and "attention_dropout" in given:
-        raise ValueError("`attention_dropout`: without effect with `freeze_encoder=True`")
-    alone = [name for name in ("doc_stride", "pool") if name in given]
-    if alone and task_type != "answer" and request.long_texts != "windows":
-        raise ValueError(f"{listed(alone)}: only with `long_texts='windows'`")
+    if request.freeze_encoder:
+        refuse(["attention_dropout"], given, "without effect with `freeze_encoder=True`")
+    if task_type != "answer" and request.long_texts != "windows":
+        refuse(("doc_stride", "pool"), given, "only with `long_texts='windows'`")
 
 
 def check_reads(task_type: str, *given: str) -> None:
     """Refuse those of the settings that this type of task does not read. Errors: ValueError."""
-    read = READ_BY.items()
-    if wrong := [name for name, by in read if name in given and task_type not in by]:
-        raise ValueError(f"{listed(wrong)}: without effect on a task of kind '{task_type}'")
+    unread = (name for name, readers in READ_BY.items() if task_type not in readers)
+    refuse(unread, given, f"without effect on a task of kind '{task_type}'")
 
 
 def check_tokens_per_window(pieces: int, document_context: bool, *sets: Any) -> None:
