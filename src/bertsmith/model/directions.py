@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.variants import reversal, row_lengths
+from bertsmith.model.variants import at_columns, reversal, row_lengths
 
 
 class TokenTable(nn.Module):
@@ -55,16 +55,12 @@ class TwoDirections(nn.Module):
         x_BSH = self.embeddings.token(ids_BS)
         how = lengths_B, read_BQ, all_layers
         left = self.left(x_BSH, types_BS, *how)
-        right = self.right(_picked(x_BSH, backwards_BS), types_BS.gather(1, backwards_BS), *how)
+        right = self.right(at_columns(x_BSH, backwards_BS), types_BS.gather(1, backwards_BS), *how)
         if read_BQ is not None:
             return torch.cat([left, right], dim=2)
         pairs = zip(left, right, strict=True) if all_layers else [(left, right)]
-        states = [torch.cat([one, _picked(other, backwards_BS)], dim=2) for one, other in pairs]
+        states = [torch.cat([one, at_columns(other, backwards_BS)], dim=2) for one, other in pairs]
         return states if all_layers else states[0]
-
-
-def _picked(x_BSH: Tensor, columns_BQ: Tensor) -> Tensor:
-    return x_BSH.gather(1, columns_BQ[:, :, None].expand(-1, -1, x_BSH.shape[2]))
 
 
 AnyEncoder = Encoder | TwoDirections
@@ -88,7 +84,7 @@ def ends(states_BSH: Tensor, lengths_B: Tensor) -> Tensor:
     [[3.0, 2.0]]
     """
     left_BSG, right_BSG = states_BSH.chunk(2, dim=2)
-    left_B1G = _picked(left_BSG, lengths_B[:, None] - 1)
+    left_B1G = at_columns(left_BSG, lengths_B[:, None] - 1)
     return torch.cat([left_B1G[:, 0], right_BSG[:, 0]], dim=1)
 
 

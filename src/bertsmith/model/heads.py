@@ -18,7 +18,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.masked_lm_loss import UNUSED, masked_lm_loss
 from bertsmith.model.recurrent import HIDDEN_SIZE, LAYERS_READ, NUM_LAYERS, BiLSTM
-from bertsmith.model.variants import row_lengths
+from bertsmith.model.variants import at_columns, row_lengths
 
 Rows = tuple[Tensor, Tensor, Tensor | None]  # ids_BS, types_BS, lengths_B
 
@@ -231,11 +231,9 @@ class TaskModel(nn.Module):
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """The head's outputs; those at padding mean nothing."""
-        if self.reader is None:
-            positions_BQ = self.positions(ids_BS, lengths_B)
-            return self.head(self.encoder(ids_BS, types_BS, lengths_B, positions_BQ))
-        hidden_BSH = self.encoder(ids_BS, types_BS, lengths_B)
-        return self.head(self.picked(hidden_BSH, ids_BS, lengths_B))
+        positions_BQ = None if self.reader else self.positions(ids_BS, lengths_B)
+        hidden = self.encoder(ids_BS, types_BS, lengths_B, positions_BQ)
+        return self.head(self.picked(hidden, ids_BS, lengths_B) if self.reader else hidden)
 
     def picked(self, hidden_BSH: Tensor, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:
         """The states that the head reads, [B, Q, H], of those of all positions.
@@ -247,9 +245,7 @@ class TaskModel(nn.Module):
             states_BSH = self.reader(hidden_BSH, lengths_B)
             return states_BSH if self.reads_tokens else ends(states_BSH, lengths_B)[:, None]
         positions_BQ = self.positions(ids_BS, lengths_B)
-        if positions_BQ is None:
-            return hidden_BSH
-        return hidden_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, hidden_BSH.shape[2]))
+        return hidden_BSH if positions_BQ is None else at_columns(hidden_BSH, positions_BQ)
 
     def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
         """The positions [B, Q] whose states the head reads; None: all of them."""

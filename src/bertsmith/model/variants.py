@@ -98,6 +98,11 @@ def reversal(lengths_B: Tensor, length: int) -> Tensor:
     return torch.where(columns_BS >= 0, columns_BS, columns_S)
 
 
+def at_columns(x_BSH: Tensor, columns_BQ: Tensor) -> Tensor:
+    """The vectors [B, Q, H] at some columns (int64) of each row."""
+    return x_BSH.gather(1, columns_BQ[:, :, None].expand(-1, -1, x_BSH.shape[2]))
+
+
 def project(
     qkv: nn.Linear, x_BSH: Tensor, positions_BQ: Tensor | None, norm: nn.Module = IDENTITY
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -112,7 +117,7 @@ def project(
     bias_q, bias_kv = qkv.bias.split((size, 2 * size))
     linear = Int8Linear.linear if isinstance(qkv, Int8Linear) else F.linear
     keys_values = linear(norm(x_BSH), weight_kv, bias_kv)
-    x_BQH = x_BSH.gather(1, positions_BQ[:, :, None].expand(-1, -1, size))
+    x_BQH = at_columns(x_BSH, positions_BQ)
     # so few rows are not quicker in int8
     return x_BQH, (F.linear(norm(x_BQH), weight_q, bias_q), keys_values)
 
