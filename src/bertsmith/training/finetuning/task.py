@@ -70,7 +70,7 @@ class TrimmedEmbeddings:
         weight = model.encoder.embeddings.token.weight
         self._full = weight.detach()
         rows = torch.from_numpy(self.rows).to(weight.device)
-        self._set(model, self._full[rows], int(self._new_ids[model.config.pad_id]))
+        set_token_table(model, self._full[rows], int(self._new_ids[model.config.pad_id]))
 
     def grow(self, model: TaskModel) -> None:
         """Put the unused rows back, decayed as `decay_id` was."""
@@ -84,13 +84,14 @@ class TrimmedEmbeddings:
                 full = full * ((before @ after).item() / norm)
         full = full.clone()
         full[torch.from_numpy(self.rows).to(full.device)] = trained
-        self._set(model, full, int(self.rows[model.config.pad_id]))
+        set_token_table(model, full, int(self.rows[model.config.pad_id]))
 
-    @staticmethod
-    def _set(model: TaskModel, weight: Tensor, pad_id: int) -> None:
-        model.encoder.embeddings.token = nn.Embedding.from_pretrained(weight, freeze=False)
-        config = replace(model.config, vocab_size=len(weight), pad_id=pad_id)
-        model.config = model.encoder.config = config
+
+def set_token_table(model: TaskModel, weight: Tensor, pad_id: int) -> None:
+    """Give the model another token table, [V, H]."""
+    model.encoder.embeddings.token = nn.Embedding.from_pretrained(weight, freeze=False)
+    config = replace(model.config, vocab_size=len(weight), pad_id=pad_id)
+    model.config = model.encoder.config = config
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from bertsmith.base.terminal import of_cases
 from bertsmith.checkpoints.config_json import label_names as stored_names
@@ -39,6 +38,7 @@ from bertsmith.training.finetuning.task import (
     FineTuning,
     TargetScaler,
     TrimmedEmbeddings,
+    set_token_table,
 )
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, balanced_weights
@@ -136,11 +136,7 @@ def add_pieces(model: TaskModel, count: int, generator: torch.Generator) -> None
     if count:
         table = model.encoder.embeddings.token.weight.detach()
         new = 0.02 * torch.randn(count, table.shape[1], generator=generator)
-        model.encoder.embeddings.token = nn.Embedding.from_pretrained(
-            torch.cat([table, new]), freeze=False
-        )
-        config = replace(model.config, vocab_size=len(table) + count)
-        model.config = model.encoder.config = config
+        set_token_table(model, torch.cat([table, new]), model.config.pad_id)
 
 
 class Split(NamedTuple):
