@@ -236,9 +236,8 @@ def feature_table(
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
     run.is_begun(KIND, described, FREE)
     with run.locked():
-        if not run.is_begun(
-            KIND, described, FREE
-        ):  # again: another process may have been here meanwhile
+        # again: another process may have been here meanwhile
+        if not run.is_begun(KIND, described, FREE):
             machine = engines.machine(engine, engines.measure_peak(engine))
             run.write_settings(describe(KIND, provenance.command, described, machine=machine))
         return _fill(run, folder, data, rows, seeds, settings, engine)

@@ -379,10 +379,7 @@ def _check_written(
     trainer: Trainer, folder: Path, settings: FinetuneSettings, trained: Trained
 ) -> None:
     config = trained.model.config
-    dropout: dict[str, Any] = {
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-    }
+    dropout: Any = {name: getattr(config, name) for name in ("dropout", "attention_dropout")}
     model = load_model(folder, type(trained.model), **dropout).model.to(trained.engine.device)
     outputs = replace(trained, model=model).outputs
     thresholds = read_extra_config(folder)["thresholds"]

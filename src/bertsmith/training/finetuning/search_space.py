@@ -13,11 +13,7 @@ from bertsmith.tasks.task import EncodingSettings
 from bertsmith.training.finetuning.settings import FinetuneSettings
 
 LOGARITHMIC = ("learning_rate", "weight_decay")
-LEFT_OPEN = (
-    "batch_size",
-    "epochs",
-    "learning_rate",
-)  # 0 would mean: as the data and the model suggest
+LEFT_OPEN = ("batch_size", "epochs", "learning_rate")  # 0: as the data and the model suggest
 WIDE = 10  # times the lowest: a range beyond is logarithmic too
 MACHINE = ("device", "precision", "threads", "checkpoint_every")  # and how it is kept
 # All trials share the rows of the texts and what measures them; another head wants other settings.

@@ -201,12 +201,8 @@ class FinetuneSettings(
         if self.freeze_encoder or is_frozen:
             epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
         epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
-        return replace(
-            self,
-            batch_size=batch,
-            epochs=self.epochs or epochs,
-            learning_rate=self.learning_rate or rate,
-        )
+        epochs, rate = self.epochs or epochs, self.learning_rate or rate
+        return replace(self, batch_size=batch, epochs=epochs, learning_rate=rate)
 
     def part_seeds(self, seed: int) -> Seeds:
         """The seeds of the parts of the run with this one.
@@ -301,13 +297,10 @@ class ContrastiveSettings(Machine, Optimization):
     seed: Annotated[int, Seed] = 1
 
     def __post_init__(self) -> None:
-        if (
-            self.negatives < 2
-            or self.batch_size < self.negatives
-            or self.batch_size % self.negatives
-        ):
+        batch, group = self.batch_size, self.negatives
+        if group < 2 or batch < group or batch % group:
             raise ValueError(
-                f"batch_size = {self.batch_size}, negatives = {self.negatives}: a group of "
-                "negatives has 2 pairs or more, and a batch is one group or several"
+                f"batch_size = {batch}, negatives = {group}: a group of negatives has 2 pairs or "
+                "more, and a batch is one group or several"
             )
         check_bounds(self)

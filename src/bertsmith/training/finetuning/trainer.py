@@ -250,12 +250,8 @@ class Trainer:
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
         config = read_config(self.start.folder)
-        settings = settings.with_defaults(
-            len(self.train.unit_lengths),
-            config.one_direction.hidden_size,
-            self.task_type.default_batch,
-            config.is_frozen,
-        )
+        sizes = len(self.train.unit_lengths), config.one_direction.hidden_size
+        settings = settings.with_defaults(*sizes, self.task_type.default_batch, config.is_frozen)
         if settings.lm_weight is None and not settings.freeze_encoder:
             weight = GPT_LM_WEIGHT if self.start.is_gpt else 0.0
             settings = replace(settings, lm_weight=weight)
@@ -342,10 +338,8 @@ class Trainer:
             train.unit_lengths, settings.batch_size, seeds.order, train.sorted_together
         )
         objective = self._objective(settings, engine)
-        task = FineTuning(
-            self.task_type, model, train, batches, best, objective, engine, self.teacher
-        )
-        task.lm_weight = settings.lm_weight or 0.0
+        task = FineTuning(self.task_type, model, train, batches, best, objective, engine)
+        task.teacher, task.lm_weight = self.teacher, settings.lm_weight or 0.0
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
         rates = settings.layer_decay, READER_RATE if settings.bilstm else 1.0
         optimizer = build_optimizer(model, *how, *rates)
@@ -429,8 +423,7 @@ class Trainer:
 def check_frozen(folder: Path, config: ModelConfig, settings: FinetuneSettings) -> None:
     """Refuse settings of layers that never learn. Errors: ValueError that names them."""
     names = ("freeze_encoder", "reinit_layers", "attention_dropout", "layer_decay", "bilstm")
-    standard = FinetuneSettings()
-    given = [name for name in names if getattr(settings, name) != getattr(standard, name)]
+    given = [name for name in names if getattr(settings, name) != getattr(FinetuneSettings, name)]
     if config.is_frozen and given:
         listed = ", ".join(f"`{name}`" for name in given)
         raise ValueError(

@@ -171,18 +171,10 @@ class FusedUpdate(Update):
         state = self.optimizer.state[weight]
         state["step"] += 1
         step, rate, (beta1, beta2) = state["step"].item(), group["lr"], group["betas"]
-        factors = [
-            self._clipping,
-            beta1,
-            1 - beta1,
-            beta2,
-            1 - beta2,
-            1 - rate * group["weight_decay"],
-            rate / (1 - beta1**step),
-            1 / math.sqrt(1 - beta2**step),
-            group["eps"],
-        ]
-        return np.array(factors, np.float32)
+        decay, root = 1 - rate * group["weight_decay"], 1 / math.sqrt(1 - beta2**step)
+        of_moments = beta1, 1 - beta1, beta2, 1 - beta2
+        of_weights = decay, rate / (1 - beta1**step), root, group["eps"]
+        return np.array([self._clipping, *of_moments, *of_weights], np.float32)
 
 
 def _is_matrix(group: dict[str, Any]) -> bool:

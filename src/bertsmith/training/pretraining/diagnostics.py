@@ -153,8 +153,7 @@ class RepeatWatch:
 
     def __init__(self, corpus: Corpus, position: Position, log: RunLog) -> None:
         self._names = [str(store.folder) for store in corpus.stores]
-        self._log, self._mixed = log, isinstance(corpus, Mixture)
-        self._logged = self._epochs(position)
+        self._log, self._logged = log, self._epochs(position)
 
     def __call__(self, position: Position) -> None:
         for number, epoch in enumerate(self._epochs(position)):
@@ -164,14 +163,12 @@ class RepeatWatch:
                 times = "once" if epoch == 1 else f"{epoch} times"
                 text = f"{self._names[number]}: read {times}, its rows begin again in another order"
                 self._log.message(text)
-                if self._mixed:
+                if len(self._names) > 1:
                     print(text, file=sys.stderr)
             self._logged[number] = epoch
 
     def _epochs(self, position: Position) -> list[int]:
-        if self._mixed:
-            return [part.epoch for part in position.parts] or [0] * len(self._names)
-        return [position.epoch]
+        return [part.epoch for part in position.parts or [position] * len(self._names)]
 
 
 # Nats. Models that knew counts alone ended within 0.03 of the unigram entropy (docs/design/lab.md),
@@ -248,11 +245,8 @@ def check_corpus(stream: PretrainingStream, log: RunLog) -> dict[str, float]:
         )
     wrong = health.get("nsp_own_document", 0.0) + health.get("nsp_true_next", 0.0)
     if wrong > MANY_WRONG_LABELS:
-        hint = (
-            "use the clean sampling of next sentences"
-            if stream.settings.nsp_sampling == "paper"
-            else "add documents"
-        )
+        is_paper = stream.settings.nsp_sampling == "paper"
+        hint = "use the clean sampling of next sentences" if is_paper else "add documents"
         warn(f"{wrong:.0%} of the random next sentences are no random ones: {hint}", log)
     return health
 

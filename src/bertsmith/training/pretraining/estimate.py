@@ -86,11 +86,8 @@ class Estimate:
             free += ": too little; take a smaller micro-batch, length or size, or add "
             free += "activation checkpointing"
         padding = f" and {self.padding:.0%} padding" if self.padding else ""
-        cut = (
-            ""
-            if shape.micro_batch_size == shape.batch_size
-            else f", {shape.micro_batch_size} at once"
-        )
+        at_once = shape.micro_batch_size
+        cut = f", {at_once} at once" if at_once != shape.batch_size else ""
         how = "measured here" if self.speed.measured else "a guess from the machine's peak"
         ratio = best.tokens / best.parameters
         why = RULE if ratio >= TOKENS_PER_PARAMETER else f"the smallest; too short for {RULE}"

@@ -290,13 +290,10 @@ class PretrainSettings(
     def examples(self, length: int) -> ExampleSettings:
         """Settings of the rows of this length."""
         values = {name: getattr(self, name) for name in FOR_EXAMPLES}
-        predictions = (
-            self.max_predictions_per_seq
-            and self.max_predictions_per_seq * length // self.max_length
-        )
+        most = self.max_predictions_per_seq
         return ExampleSettings(
             length,
-            max_predictions_per_seq=predictions,
+            max_predictions_per_seq=most and most * length // self.max_length,
             nsp_sampling=self.pair_rule,
             bare=self.architecture == "gpt",
             **values,

@@ -94,15 +94,14 @@ def model_config(
                 "use `bertsmith extend-positions`, or start a new model without `model`"
             )
         return replace(config, **changes)
-    activation = settings.activation
+    changes["activation"] = settings.activation
     if settings.architecture == "gpt":
-        activation = "gelu_tanh"
-        changes |= {"family": "gpt", "type_vocab_size": 0, "layer_norm_eps": 1e-5}
+        changes |= {"family": "gpt", "activation": "gelu_tanh", "type_vocab_size": 0}
+        changes["layer_norm_eps"] = 1e-5
     config = config_for(
         settings.size,
         len(tokenizer.vocabulary),
         max_positions=max(512, longest),
-        activation=activation,
         pre_norm=settings.layer_norm == "pre",
         gated=settings.glu,
         pad_id=tokenizer.vocabulary.pad_id,

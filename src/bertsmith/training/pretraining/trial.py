@@ -118,11 +118,8 @@ def find_micro_batch(
 
 def fits_cpu(config: ModelConfig, shape: StepShape, available: int | None, rows: int) -> bool:
     """True if a step with so many rows at once should leave `MARGIN` of `available` bytes."""
-    if available is None:
-        return True
-    return (
-        step_memory(config, replace(shape, micro_batch_size=rows)).peak <= (1 - MARGIN) * available
-    )
+    peak = step_memory(config, replace(shape, micro_batch_size=rows)).peak
+    return available is None or peak <= (1 - MARGIN) * available
 
 
 def fits_cuda(
