@@ -269,14 +269,9 @@ class TaskModel(nn.Module):
         is_read = columns < lengths_B[:, None] - 1
         weights = (is_read / (lengths_B[:, None] - 1))[is_read]
         table_VH = self.encoder.embeddings.token.weight
-        loss, _ = masked_lm_loss(
-            hidden_BSH[:, :-1][is_read],
-            table_VH,
-            table_VH.new_zeros(len(table_VH)),
-            ids_BS[:, 1:][is_read].long(),
-            weights,
-        )
-        return outputs, loss
+        read_NH, next_N = hidden_BSH[:, :-1][is_read], ids_BS[:, 1:][is_read].long()
+        bias_V = table_VH.new_zeros(len(table_VH))
+        return outputs, masked_lm_loss(read_NH, table_VH, bias_V, next_N, weights)[0]
 
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; see `training_flops`."""

@@ -55,13 +55,10 @@ class ExampleSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if (
-            min(self.mask_replace_prob, self.random_replace_prob) < 0
-            or self.mask_replace_prob + self.random_replace_prob > 1
-        ):
+        masked, random = self.mask_replace_prob, self.random_replace_prob
+        if min(masked, random) < 0 or masked + random > 1:
             raise ValueError(
-                f"`mask_replace_prob={self.mask_replace_prob}`, "
-                f"`random_replace_prob={self.random_replace_prob}`: "
+                f"`mask_replace_prob={masked}`, `random_replace_prob={random}`: "
                 "shares are at least 0 and at most 1 together"
             )
         unused: dict[str, str] = {}
@@ -78,14 +75,10 @@ class ExampleSettings:
                     f"`{field.name}={value}`: the objective {self.objective} "
                     f"{unused[field.name]}: leave `{field.name}` out, or take another objective"
                 )
-        free = self.max_length - NUM_SPECIAL
-        if (
-            self.max_predictions_per_seq is not None
-            and not 1 <= self.max_predictions_per_seq <= free
-        ):
+        most, free = self.max_predictions_per_seq, self.max_length - NUM_SPECIAL
+        if most is not None and not 1 <= most <= free:
             raise ValueError(
-                f"`max_predictions_per_seq={self.max_predictions_per_seq}`: a row of "
-                f"`max_length={self.max_length}` has "
+                f"`max_predictions_per_seq={most}`: a row of `max_length={self.max_length}` has "
                 f"{free} tokens to predict: choose 1 to {free}, or raise it"
             )
 
@@ -105,7 +98,5 @@ class ExampleSettings:
         """
         if self.objective in NEXT_TOKEN:
             return self.max_length - 1
-        count = self.max_predictions_per_seq or max(
-            1, round(self.max_length * self.mlm_probability)
-        )
-        return min(count, self.max_length - NUM_SPECIAL)
+        share = max(1, round(self.max_length * self.mlm_probability))
+        return min(self.max_predictions_per_seq or share, self.max_length - NUM_SPECIAL)

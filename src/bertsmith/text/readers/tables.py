@@ -171,9 +171,8 @@ def _json_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any
 def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, str]]:
     is_csv = file_kind(path) == ".csv"
     # a text of a tsv cannot hold a line feed, but a carriage return
-    lines = (
-        _returned_lines(path) if is_csv else (f"{text}\n" for _, text in raw_lines(path, MAX_ROW))
-    )
+    texts = (f"{text}\n" for _, text in raw_lines(path, MAX_ROW))
+    lines = _returned_lines(path) if is_csv else texts
     header, index = list[str](), 0
     for number, row in split_rows(path, lines, quoted=is_csv):
         if not header and row:

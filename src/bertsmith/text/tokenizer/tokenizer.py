@@ -240,9 +240,8 @@ class Tokenizer:
                 name: [row[:end].tolist() for row, end in zip(array, ends, strict=True)]
                 for name, array in arrays.items()
             }
-            return (
-                {name: rows[0] for name, rows in lists.items()} if isinstance(text, str) else lists
-            )
+            is_one = isinstance(text, str)
+            return {name: rows[0] for name, rows in lists.items()} if is_one else lists
         if not padding and len(set(lengths.tolist())) > 1:
             raise ValueError("arrays need rows of one length: use `padding=True`")
         return {name: array.astype(np.int64) for name, array in arrays.items()}
