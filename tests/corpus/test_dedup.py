@@ -33,7 +33,8 @@ def find(tmp_path):
         with ExitStack() as stack:
             finder = DuplicateFinder(stack, tmp_path, near)
             batches = BatchReader([path], "text", characters=characters)
-            assert sum(len(one.exact) for one in sign(batches, finder, workers)) == len(texts)
+            signed = sign(batches, finder, workers)
+            assert sum(len(one.exact) for _, one in signed) == len(texts)
             finder.num_staying = staying
             found = finder.repetitions(duplicates.SIMILARITY)
             return [tuple(one) for one in found], list(finder.entries(found))

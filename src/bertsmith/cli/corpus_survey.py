@@ -165,7 +165,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
             for sources in (settings.against, settings.inputs):
                 finder.num_staying, known_bytes = finder.num_documents, finder.num_bytes
                 batches = BatchReader(sources, settings.text_column, workers=workers)
-                for signed in sign(batches, finder, workers):
+                for _, signed in sign(batches, finder, workers):
                     progress.update(int(signed.sizes.sum()))
         documents = finder.num_documents - finder.num_staying
         if not documents:

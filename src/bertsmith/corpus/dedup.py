@@ -204,13 +204,15 @@ class DuplicateFinder:
         return like
 
 
-def sign(batches: Iterable[Batch], finder: DuplicateFinder, workers: int) -> Iterator[Signed]:
+def sign(
+    batches: Iterable[Batch], finder: DuplicateFinder, workers: int
+) -> Iterator[tuple[list[Numbered], Signed]]:
     """Sign all batches in `workers` processes, add them to the finder and yield them."""
     labelled = ((batch.documents, batch.texts()) for batch in batches)
     with closing(map_in_order(Signer, (finder.near,), labelled, workers)) as results:
         for documents, signed in results:
             finder.add(documents, signed)
-            yield signed
+            yield documents, signed
 
 
 def _bucket_pairs(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ a million distinct lines a part is counted, see text/vocabulary/report.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,10 +44,19 @@ def corpus_statistics(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="bertsmith-")))
         finder = DuplicateFinder(stack, folder, near)
-        counts = _TextCounts()
-        batches = counts.counted(BatchReader(inputs, text_column, workers=workers), limit)
+        reader = BatchReader(inputs, text_column, workers=workers)
+        batches = reader if limit is None else _until(reader, limit)
+        text = Counter(lines=0, characters=0)
+        lengths = np.zeros(MAX_DOCUMENT + 1, np.int64)  # documents of each length
+        repeated, letters = DuplicateLines(), LetterCounts()
         with Progress("reading", unit="MB", scale=1e6) as progress:
-            for signed in sign(batches, finder, workers):
+            for documents, signed in sign(batches, finder, workers):
+                lines = [line for _, document in documents for line in document.lines]
+                sizes = np.array([sum(map(len, document.lines)) for _, document in documents])
+                text.update(lines=len(lines), characters=int(sizes.sum()))
+                np.add.at(lengths, np.minimum(sizes, MAX_DOCUMENT), 1)
+                repeated.add(lines)
+                letters.add(lines)
                 progress.update(int(signed.sizes.sum()))
         files, repetitions = input_files(inputs), finder.repetitions(similarity)
         duplicates: dict[str, Any] = {"similarity": similarity if near else None}
@@ -62,42 +71,24 @@ def corpus_statistics(
             "files": len(files),
             "bytes_stored": sum(map(input_size, files)),
             "bytes": finder.num_bytes,
-            "documents": counts.documents,
-            "lines": counts.lines,
-            "characters": counts.characters,
-            "document_characters": _lengths(counts.lengths),
-            "scripts": scripts(counts.letters.counts),
-            "duplicate_lines": counts.duplicates.result(),
+            "documents": finder.num_documents,
+            **text,
+            "document_characters": _lengths(lengths),
+            "scripts": scripts(letters.counts),
+            "duplicate_lines": repeated.result(),
             "duplicate_documents": duplicates,
         }
 
 
-class _TextCounts:
-    """Counts that are made while the text goes by."""
-
-    def __init__(self) -> None:
-        self.documents = self.lines = self.characters = 0
-        self.lengths = np.zeros(MAX_DOCUMENT + 1, np.int64)  # documents of each length
-        self.duplicates = DuplicateLines()
-        self.letters = LetterCounts()
-
-    def counted(self, batches: BatchReader, limit: float | None) -> Iterator[Batch]:
-        """Yield the batches, counted, until they have `limit` bytes of text."""
-        size = 0
-        for batch in batches:
-            lines = [line for _, document in batch.documents for line in document.lines]
-            lengths = np.array([sum(map(len, one.lines)) for _, one in batch.documents])
-            self.documents += len(lengths)
-            self.lines += len(lines)
-            self.characters += int(lengths.sum())
-            np.add.at(self.lengths, np.minimum(lengths, MAX_DOCUMENT), 1)
-            self.duplicates.add(lines)
-            self.letters.add(lines)
-            yield batch
-            if limit is not None:
-                size += sum(len(line.encode("utf-8", "surrogatepass")) for line in lines)
-                if size >= limit:
-                    return
+def _until(batches: Iterable[Batch], limit: float) -> Iterator[Batch]:
+    """The batches up to the one in which `limit` bytes of text are reached."""
+    size = 0
+    for batch in batches:
+        yield batch
+        lines = (line for _, document in batch.documents for line in document.lines)
+        size += sum(len(line.encode("utf-8", "surrogatepass")) for line in lines)
+        if size >= limit:
+            return
 
 
 def scripts(letters: Counter[str]) -> list[dict[str, Any]]:
