@@ -104,11 +104,11 @@ class Engine:
         """The autocast type; None: matrix products are in the weights' type."""
         return None if self.precision == "float32" else PRECISIONS[self.precision]
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self, cache: bool = False) -> AbstractContextManager[Any]:
+        """`cache`: keep the casts of weights, for all threads; in training each is used once."""
         if self.autocast_dtype is None:
             return nullcontext()
-        # every weight is used once in a pass, and all threads share one cache
-        return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=False)
+        return torch.autocast(self.device.type, self.autocast_dtype, cache_enabled=cache)
 
     def tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)

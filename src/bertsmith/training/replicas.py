@@ -270,16 +270,8 @@ def computed(
     """
 
     def measured(item: Item) -> Outcome:
-        with (
-            torch.inference_mode(),
-            torch.autocast(
-                engine.device.type,
-                engine.autocast_dtype,
-                enabled=engine.autocast_dtype is not None,
-                # weights that are gathered for a pass must not stay, nor their casts
-                cache_enabled=not engine.ranks.shard,
-            ),
-        ):
+        # weights that are gathered for a pass must not stay, nor their casts
+        with torch.inference_mode(), engine.autocast(cache=not engine.ranks.shard):
             return compute(item)
 
     def begin() -> None:
