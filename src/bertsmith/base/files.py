@@ -330,8 +330,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return objects
 
 
-def json_object(stored: bytes) -> dict[str, Any] | None:
-    """The JSON object of these bytes; None for what is no object, no JSON or not UTF-8."""
+def json_object(stored: bytes | str) -> dict[str, Any] | None:
+    """The JSON object of bytes or a text; None for what is no object, no JSON or not UTF-8."""
     try:
         value = json.loads(stored)
     except (RecursionError, ValueError):

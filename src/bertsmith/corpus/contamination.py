@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +177,7 @@ def _sentences(path: Path) -> Iterator[str]:
     Running text, whose lines differ in columns, is refused: only first words would be compared.
     """
     columns, words = 0, list[str]()
-    for number, line in raw_lines(path, MAX_ROW):
+    for number, line in chain(raw_lines(path, MAX_ROW), [(0, "")]):
         if not line.strip():
             if words:
                 yield " ".join(words)
@@ -192,5 +193,3 @@ def _sentences(path: Path) -> Iterator[str]:
                 f"would be {columns}: rename it .txt or .json"
             )
         words.append(cells[0])
-    if words:
-        yield " ".join(words)

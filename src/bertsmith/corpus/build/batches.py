@@ -21,7 +21,6 @@ import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertsmith.base.files import atomic_file
+from bertsmith.base.files import atomic_file, json_object
 from bertsmith.text.readers.documents import (
     Document,
     input_files,
@@ -208,10 +207,9 @@ def _entries(
 
 
 def _json_line(path: Path, number: int, line: str, types: dict[str, type]) -> dict[str, Any]:
-    with suppress(json.JSONDecodeError, RecursionError):
-        found = json.loads(line)
-        if isinstance(found, dict) and all(isinstance(found.get(k), t) for k, t in types.items()):
-            return found
+    found = json_object(line) or {}
+    if all(isinstance(found.get(name), kind) for name, kind in types.items()):
+        return found
     raise ValueError(
         f"{path}:{number}: damaged, or not a list of documents to leave out: "
         "make it again with corpus dedup or corpus contamination"

@@ -213,7 +213,7 @@ def _books(path: Path | RemoteFile, lines: Iterator[tuple[int, str]]) -> Iterato
 def _documents(path: Path | RemoteFile, numbered: Iterable[tuple[int, str]]) -> Iterator[Document]:
     """Gather lines into documents; an empty line or the limit of size ends one."""
     first, lines, size = 1, [], 0
-    for number, line in numbered:
+    for number, line in chain(numbered, [(0, "")]):
         if lines and (not line or size + len(line) > MAX_DOCUMENT or len(lines) == MAX_LINES):
             yield Document(str(path), first, lines)
             lines, size = [], 0
@@ -221,5 +221,3 @@ def _documents(path: Path | RemoteFile, numbered: Iterable[tuple[int, str]]) -> 
             first = first if lines else number
             lines.append(line)
             size += len(line)
-    if lines:
-        yield Document(str(path), first, lines)
