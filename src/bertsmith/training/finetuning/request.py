@@ -116,16 +116,9 @@ def make_task(request: Request) -> Task:
     Errors: ValueError for an unknown task, or columns named for a data set that knows its own.
     """
     if request.task in OWN_KINDS:
-        task = own_task(
-            request.task,
-            request.text,
-            request.text_pair,
-            request.label,
-            positive=request.positive,
-            separator=request.separator,
-            options=request.options,
-        )
-        return replace(task, skip_unlabelled=request.skip_unlabelled)
+        own = vars(group_values(request, OwnFiles))
+        skips = own.pop("skip_unlabelled")
+        return replace(own_task(request.task, **own), skip_unlabelled=skips)
     task = find_task(request.task)
     own = (field.name for field in fields(OwnFiles))
     refuse(own, request.given, f"for your own files; task {task.name} knows its columns")
