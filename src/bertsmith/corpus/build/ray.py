@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from bertsmith.corpus.build.batches import BatchReader, Position
 from bertsmith.corpus.build.encode import Encoded, Encoder, Part
 from bertsmith.corpus.store.store import INDEX, SPLITS, token_type
 from bertsmith.text.readers.files import file_kind
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 8 << 20  # bytes of texts that go to an actor together
 READING_CORES = 0.1  # of an encoder's: reading is a tenth of the work, but for markup
@@ -51,6 +53,7 @@ def encode_on_ray(
         context.execution_options.preserve_order = True
         context.target_max_block_size = BLOCK
         context.enable_progress_bars = context.print_on_execution_start = False
+        settings = _files(encoder.tokenizer), encoder.sentence_per_line, encoder.held_out
         actors = ray.data.ActorPoolStrategy(min_size=1, max_size=workers or capacity("CPU"))
         ids = token_type(len(encoder.tokenizer.vocabulary))
         has_dumps = any(file_kind(file) == ".xml" for piece in reader.pieces for file in piece)
@@ -58,7 +61,7 @@ def encode_on_ray(
             texts = ray.data.from_items(pieces).flat_map(
                 PieceReader(reader), num_cpus=1 if has_dumps else READING_CORES
             )
-            rows = texts.map(TextEncoder, fn_constructor_args=(encoder,), compute=actors)
+            rows = texts.map(TextEncoder, fn_constructor_args=settings, compute=actors)
             try:
                 for row in rows.iter_rows():
                     yield _from_row(row, ids)
@@ -66,6 +69,12 @@ def encode_on_ray(
                 raise_cause(error)
 
     return encode()
+
+
+def _files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    with TemporaryDirectory(prefix="bertsmith-") as folder:
+        tokenizer.save(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
 @dataclass(eq=False)
@@ -86,11 +95,14 @@ class PieceReader:
             yield {"piece": piece, "number": batch.number, "text": text}
 
 
-@dataclass(eq=False)
 class TextEncoder:
-    """The texts of a batch -> a row of bytes; an actor, which is sent the tokenizer once."""
+    """The texts of a batch -> a row of bytes; an actor, which loads the tokenizer once."""
 
-    encoder: Encoder
+    def __init__(self, files: dict[str, bytes], sentence_per_line: bool, held_out: float) -> None:
+        with TemporaryDirectory(prefix="bertsmith-") as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            self.encoder = Encoder.load(folder, sentence_per_line, held_out)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         text = row["text"].decode("utf-8", "surrogatepass")
