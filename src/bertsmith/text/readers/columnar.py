@@ -7,7 +7,7 @@ the dataset_info.json beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +75,23 @@ def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
     return ValueError(f"{where}: {fault}: name the one with the text with `text_column`")
 
 
-def columnar_values(file: Path, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of some columns of each row of a file.
+def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
+    """Read columns of a table's parts, one after the other; the columns and the number of rows.
+
+    Errors: as `columnar_batches`.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    count = 0
+    for file in files:
+        for number, batch in columnar_batches(file, names):
+            for name, values in batch.items():
+                columns[name] += values
+            count += number
+    return columns, count
+
+
+def columnar_batches(file: Path, names: list[str]) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield (number of rows, their columns) of some rows of a file after the other.
 
     Numbers of a ClassLabel, alone or in a list, become their names, -1 becomes None; timestamps of
     which one has nanoseconds, which Python's lack, become text. Errors: ValueError that names a
@@ -85,14 +100,14 @@ def columnar_values(file: Path, names: list[str]) -> Iterator[tuple[Any, ...]]:
     classes = {name: class_names(file, name) for name in names}
     with _opened(file) as opened:
         for batch in _record_batches(opened, names):
-            columns = []
+            columns = {}
             for name in names:
                 named, where = classes[name], f"{file}: column '{name}'"
                 values = _values(batch.column(name), where)
                 if named is not None:
                     values = [_named(value, named, where) for value in values]
-                columns.append(values)
-            yield from zip(*columns, strict=True)
+                columns[name] = values
+            yield batch.num_rows, columns
 
 
 def _values(column: pyarrow.Array, where: str) -> list[Any]:
@@ -133,7 +148,7 @@ def columnar_names(file: Path) -> list[str]:
 
 
 def columnar_types(file: Path) -> dict[str, pyarrow.DataType]:
-    """The types of one file's columns as `columnar_values` gives them: classes are strings."""
+    """The types of one file's columns as `columnar_batches` gives them: classes are strings."""
     import pyarrow
 
     types = {}

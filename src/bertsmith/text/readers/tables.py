@@ -25,6 +25,7 @@ from typing import Any
 from bertsmith.base.files import nearby
 from bertsmith.base.settings import nearest
 from bertsmith.text.readers.columnar import (
+    columnar_batches,
     columnar_names,
     columnar_rows,
     columnar_types,
@@ -207,26 +208,28 @@ def read_columns(
     not UTF-8, a missing or doubled column, and a row that does not fit the header.
     """
     files, kind = _found(path), table_format(path)
-    rows: list[tuple[int, Sequence[Any]]] = []
     if kind in COLUMNAR_SUFFIXES:
         for file in files:
             _find(file, columnar_names(file), wanted)
-        values = (columnar_values(file, list(wanted)) for file in files)
-        rows += enumerate(chain.from_iterable(values), start=1)
-    elif kind == ".jsonl":
-        needed = {name: role for name, role in wanted.items() if name not in optional}
-        for line, row in _json_objects(path):
-            _find(f"{path}:{line}", list(row), needed)
-            rows.append((line, [row.get(name) for name in wanted]))
+        columns, count = columnar_values(files, list(wanted))
+        lines = list(range(1, count + 1))
     else:
-        table = _table_rows(path, wanted, header, leave_out_broken)
-        _, names = next(table, (0, []))
-        indices = [names.index(name) for name in wanted if names]
-        rows += ((line, [row[index] for index in indices]) for line, row in table)
-    if not rows:
+        rows: list[tuple[int, list[Any]]] = []
+        if kind == ".jsonl":
+            needed = {name: role for name, role in wanted.items() if name not in optional}
+            for line, row in _json_objects(path):
+                _find(f"{path}:{line}", list(row), needed)
+                rows.append((line, [row.get(name) for name in wanted]))
+        else:
+            table = _table_rows(path, wanted, header, leave_out_broken)
+            _, names = next(table, (0, []))
+            indices = [names.index(name) for name in wanted if names]
+            rows += ((line, [row[index] for index in indices]) for line, row in table)
+        lines = [line for line, _ in rows]
+        columns = {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)}
+    if not lines:
         raise ValueError(f"{path}: no examples in this file")
-    columns = {name: [row[k] for _, row in rows] for k, name in enumerate(wanted)}
-    return columns, [line for line, _ in rows]
+    return columns, lines
 
 
 def stream_rows(
@@ -246,10 +249,10 @@ def stream_rows(
         for file in files:
             names = columnar_names(file)
             _find(file, names, wanted)
-            kept = _unshared(path, names)
-            for row in columnar_values(file, kept):
-                number += 1
-                yield number, dict(zip(kept, row, strict=True))
+            for _, columns in columnar_batches(file, _unshared(path, names)):
+                for row in zip(*columns.values(), strict=True):
+                    number += 1
+                    yield number, dict(zip(columns, row, strict=True))
     else:
         table = _table_rows(path, wanted, header, leave_out_broken=False)
         _, names = next(table, (0, []))
