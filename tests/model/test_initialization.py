@@ -74,12 +74,31 @@ def test_weights_are_drawn_in_inference_mode_too():
     outside.encoder.embeddings.token.weight.sum().backward()  # still a parameter that learns
 
 
+def random_encoder(size, **changes):
+    """An encoder of a thousand pieces, and the deviation of its weights."""
+    config = config_for(size, 1000, max_positions=256, **changes)
+    std = 1 / math.sqrt(3 * config.hidden_size)
+    return initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval(), std
+
+
+def random_ids(*shape, seed=2):
+    return torch.randint(5, 1000, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_look(encoder, layer, distances):
+    """Where heads of a layer look, by positions alone: {head: distance}."""
+    table = encoder.embeddings.position.weight
+    query, key, _ = encoder.layers[layer].qkv.weight.chunk(3)
+    for head, distance in distances.items():
+        rows = slice(64 * head, 64 * (head + 1))
+        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
+        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+
+
 @pytest.fixture(scope="module", params=OPTIONS, ids=NAMES)
 def encoder(request):
     """Of four heads: 0 and 2 look at their neighbours, 1 and 3 for equal pieces."""
-    config = config_for("2x256", 1000, max_positions=256, **request.param)
-    std = 1 / math.sqrt(3 * config.hidden_size)
-    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    encoder, std = random_encoder("2x256", **request.param)
     local_start(encoder, std, special_ids=[CLS])
     return encoder
 
@@ -88,42 +107,27 @@ def encoder(request):
 def test_heads_of_a_causal_model_look_to_the_left_alone(family):
     """What they would look at on the right is hidden from them."""
     changes = {"family": "gpt", "type_vocab_size": 0} if family == "gpt" else {}
-    config = config_for("2x256", 1000, max_positions=256, causal=True, **changes)
-    std = 1 / math.sqrt(3 * config.hidden_size)
-    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    encoder, std = random_encoder("2x256", causal=True, **changes)
     local_start(encoder, std)
-    ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        _, query, key, _ = first_layer(encoder, ids)
+        _, query, key, _ = first_layer(encoder, random_ids(4, 128))
         for head, distance in enumerate((-1, -2, -3, -4)):
             scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
             hidden = torch.ones(128, 128, dtype=torch.bool).triu(1)
             weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=2)
             on_it = weights[:, range(5, 128), range(5 + distance, 128 + distance)]
             assert on_it.mean() > 0.25  # uniform attention: a few hundredths
-    table = encoder.embeddings.position.weight
-    query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
-    for head, distance in enumerate((-5, -6, -7, -8)):
-        rows = slice(64 * head, 64 * (head + 1))
-        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
-        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+    assert_look(encoder, 1, {0: -5, 1: -6, 2: -7, 3: -8})
 
 
 def test_of_less_than_four_heads_all_look_at_their_neighbours():
-    config = config_for("tiny", 1000, max_positions=256)
-    std = 1 / math.sqrt(3 * config.hidden_size)
-    encoder = initialize(Encoder(config), std, torch.Generator().manual_seed(1)).eval()
+    encoder, std = random_encoder("tiny")
     tokens = encoder.embeddings.token.weight.clone()
     local_start(encoder, std, special_ids=[CLS])
     assert not encoder.embeddings.segment.weight.any()
     assert torch.equal(encoder.embeddings.token.weight, tokens)
-    table = encoder.embeddings.position.weight
-    for number, expected in enumerate([(-1, 1), (-2, 2)]):
-        query, key, _ = encoder.layers[number].qkv.weight.chunk(3)
-        for head, distance in enumerate(expected):
-            rows = slice(64 * head, 64 * (head + 1))
-            scores = (table @ query[rows].T) @ (table @ key[rows].T).T
-            assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+    for layer in (0, 1):
+        assert_look(encoder, layer, {0: -1 - layer, 1: 1 + layer})
 
 
 def first_layer(encoder, ids, types=None):
@@ -136,9 +140,8 @@ def first_layer(encoder, ids, types=None):
 
 @pytest.mark.parametrize(("head", "distance"), [(0, -1), (2, 1)])
 def test_heads_of_the_first_layer_look_at_their_neighbours(encoder, head, distance):
-    ids = torch.randint(5, 1000, (4, 128), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        _, query, key, _ = first_layer(encoder, ids)
+        _, query, key, _ = first_layer(encoder, random_ids(4, 128))
         scores = query[:, :, head] @ key[:, :, head].transpose(1, 2) / 8
     weights = scores.softmax(dim=2)
     inner = range(2, 126)
@@ -170,7 +173,7 @@ def test_the_other_heads_find_a_piece_of_the_other_text(encoder, head):
 
 
 def test_a_segment_moves_no_head_but_is_passed_on(encoder):
-    ids = torch.randint(5, 1000, (4, 64), generator=torch.Generator().manual_seed(2))
+    ids = random_ids(4, 64)
     with torch.no_grad():
         one, other = (first_layer(encoder, ids, torch.full_like(ids, kind)) for kind in (0, 1))
     assert encoder.embeddings.segment.weight.std() > 0.5 / math.sqrt(3 * 256)
@@ -182,7 +185,7 @@ def test_a_segment_moves_no_head_but_is_passed_on(encoder):
 
 
 def test_cls_looks_at_no_neighbour_and_gathers_the_tokens(encoder):
-    ids = torch.randint(5, 1000, (256, 64), generator=torch.Generator().manual_seed(3))
+    ids = random_ids(256, 64, seed=3)
     ids[:, 0] = CLS
     with torch.no_grad():
         read, query, key, value = first_layer(encoder, ids)
@@ -209,12 +212,7 @@ def test_everything_stays_an_ordinary_trainable_encoder(encoder):
 
 def test_distances_grow_through_heads_and_layers(encoder):
     """In layer 1 the two that look at neighbours look two to the left and two to the right."""
-    table = encoder.embeddings.position.weight
-    query, key, _ = encoder.layers[1].qkv.weight.chunk(3)
-    for head, distance in ((0, -2), (2, 2)):
-        rows = slice(64 * head, 64 * (head + 1))
-        scores = (table @ query[rows].T) @ (table @ key[rows].T).T
-        assert scores[10:50].argmax(1).tolist() == [i + distance for i in range(10, 50)]
+    assert_look(encoder, 1, {0: -2, 2: 2})
 
 
 @pytest.mark.parametrize("size", ["2x64", "4x64", "12x64"])
