@@ -172,6 +172,9 @@ def test_an_answer_is_shown_in_a_line(runs, method):
     assert method in shown or model.methods[0] in shown
 
 
+NO_POOL = r"features\(\): pool = 'mean': expected none, sum or"
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
@@ -185,11 +188,7 @@ def test_an_answer_is_shown_in_a_line(runs, method):
         ("choose", (["a", "b"], [["c", "d"], ["e", "f", "g"]]), r"all 2, not \[2, 3\]"),
         ("embed", ("a", {"max_length": 99}), "^`max_length=99`: the model reads 3 to 32"),
         ("features", ("a", {"layers": "7"}), "^`layers='7'`: the model has the layers 0"),
-        (
-            "features",
-            ("a", {"pool": "mean"}),
-            r"features\(\): pool = 'mean': expected none, sum or",
-        ),
+        ("features", ("a", {"pool": "mean"}), NO_POOL),
         ("classify", ("a", {"max_length": "x"}), r"classify\(\): unknown setting 'max_length'"),
         ("classify", ("a", {"text_pairs": "x"}), "did you mean 'text_pair'"),
         ("fill", ("a", {"top": "x"}), r"fill\(\): top = 'x': expected a whole number"),
@@ -287,42 +286,26 @@ def test_choose_needs_no_columns_of_options(runs, tmp_path):
     assert "choose" in repr(model)
 
 
+def tune(task="classify", **changes):
+    given = {"data": "d", "model": "m", "out": "o", **changes}
+    return lambda: bertsmith.finetune(task, **given)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: bertsmith.load(3), "load(): model = 3: expected a text or a path"),
         (lambda: bertsmith.load("m", devise="cpu"), "unknown setting 'devise': did you mean 'dev"),
         (lambda: bertsmith.evaluate("m", 3), "evaluate(): data = 3: expected a text or a path"),
-        (
-            lambda: bertsmith.finetune("sst2", data=[1], model="m", out="o"),
-            "finetune(): data = [1]: expected a text or a path",
-        ),
-        (
-            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", lable="x"),
-            "finetune(): unknown setting 'lable': did you mean 'label'?",
-        ),
-        (
-            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", pooling=1),
-            "unknown setting 'pooling': did you mean 'pool'?",
-        ),
-        (
-            lambda: bertsmith.finetune("tag", data="no", model="no", out="o", pool="mean"),
-            "`pool`: without effect on a task of kind 'tag'",
-        ),
+        (tune("sst2", data=[1]), "finetune(): data = [1]: expected a text or a path"),
+        (tune(lable="x"), "finetune(): unknown setting 'lable': did you mean 'label'?"),
+        (tune(pooling=1), "unknown setting 'pooling': did you mean 'pool'?"),
+        (tune("tag", pool="mean"), "`pool`: without effect on a task of kind 'tag'"),
         (lambda: bertsmith.load(""), "load(): model = '': expected a path; the current folder is"),
         (lambda: bertsmith.pretrain("", "o"), "pretrain(): corpus = '': expected a path"),
-        (
-            lambda: bertsmith.finetune("classify", data="d", model="m", out=""),
-            "finetune(): out = '': expected a path; the current folder is '.'",
-        ),
-        (
-            lambda: bertsmith.finetune("classify", data="d", model="m", out="o", dev=""),
-            "finetune(): dev = '': expected a path",
-        ),
-        (
-            lambda: bertsmith.finetune("tag", data="d", model="m", out="o", seeds=np.int64(-3)),
-            "`seeds='-3'`: write 1,2,3 or 1..3",
-        ),
+        (tune(out=""), "finetune(): out = '': expected a path; the current folder is '.'"),
+        (tune(dev=""), "finetune(): dev = '': expected a path"),
+        (tune("tag", seeds=np.int64(-3)), "`seeds='-3'`: write 1,2,3 or 1..3"),
         (lambda: bertsmith.pretrain("s", "o", stepz=3), "did you mean 'steps'?"),
         (lambda: bertsmith.pretrain("s", "o", steps="x"), "pretrain(): steps = 'x': expected a wh"),
         (lambda: bertsmith.pretrain("s", "o", dropout=2.0), "`dropout=2.0`: must be in [0, 1)"),
