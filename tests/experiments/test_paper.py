@@ -329,6 +329,15 @@ def test_a_budget_takes_the_place_of_another():
     assert changed == {"seeds": 3, "pretrain": {"size": "tiny", "tokens": 80}}
 
 
+COLUMNS = 'columns = ["perplexity", "sst2"]'
+SIZES = 'sizes = { nano = "16x32" }'
+
+
+def with_line(variant, line):
+    """A line more behind a variant's title."""
+    return f'title = "{variant}"', f'title = "{variant}"\n{line}'
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -336,52 +345,33 @@ def test_a_budget_takes_the_place_of_another():
         (('name = "ltr"', 'name = "mlm"'), "two variants are called mlm: rename one"),
         (('"ner"', '"nr"'), "unknown task 'nr'"),
         (('"sst2", "ner"', '"sst2:f1", "ner"'), "sst2:f1: unknown metric"),
-        (('columns = ["perplexity", "sst2"]', 'columns = ["sst"]'), "unknown column 'sst'"),
-        (('title = "Masked"', 'title = "Masked"\nfeatures = "lst"'), "unknown row 'lst'"),
+        ((COLUMNS, 'columns = ["sst"]'), "unknown column 'sst'"),
+        (with_line("Masked", 'features = "lst"'), "unknown row 'lst'"),
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
         (("[nano]", "[nano"), "not valid TOML"),
         (("[nano]", "[nano]\nseed = 3"), "wrong.toml: [nano]: unknown setting 'seed'"),
         (("seeds = 1", "seeds = 0"), "wrong.toml: [nano]: seeds=0: must be at least 1"),
-        (
-            ('columns = ["perplexity", "sst2"]', 'columns = "sst2"'),
-            "wrong.toml: variants: columns = 'sst2': expected a list, such as [\"sst2\"]",
-        ),
-        (
-            ('title = "Masked"', 'title = "Masked"\nfinetune = { bilstn = true }'),
-            "wrong.toml: variant mlm: finetune: unknown setting 'bilstn': did you mean 'bilstm'",
-        ),
+        ((COLUMNS, 'columns = "sst2"'), "wrong.toml: variants: columns = 'sst2': expected a list, "
+         'such as ["sst2"]'),
+        (with_line("Masked", "finetune = { bilstn = true }"), "wrong.toml: variant mlm: finetune: "
+         "unknown setting 'bilstn': did you mean 'bilstm'"),
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
-        (
-            ('title = "ELMo"', 'title = "ELMo"\npretrain = { minutes = 1 }'),
-            "elmo needs a budget in steps or tokens",
-        ),
-        (
-            ('sizes = { nano = "16x32" }\ncolumns = ["sst2"]', 'sizes = { nano = "16x32" }'),
-            "wrong.toml: variant elmo: perplexity of elmo is over words, not pieces: give it col",
-        ),
-        (
-            ('title = "Masked"', 'title = "Masked"\nshare = 0.0'),
-            "variant mlm: share=0.0: must be ab",
-        ),
-        (
-            ('title = "Masked"', 'title = "Masked"\nat = 1.5'),
-            "variant mlm: at=1.5: must be above 0",
-        ),
-        (
-            ('title = "Masked"', 'title = "Masked"\nat = 0.5'),
-            "wrong.toml: variant mlm: at=0.5 is none of the experiment's points",
-        ),
+        (with_line("ELMo", "pretrain = { minutes = 1 }"), "elmo needs a budget in steps or tokens"),
+        ((f'{SIZES}\ncolumns = ["sst2"]', SIZES),
+         "wrong.toml: variant elmo: perplexity of elmo is over words, not pieces: give it col"),
+        (with_line("Masked", "share = 0.0"), "variant mlm: share=0.0: must be ab"),
+        (with_line("Masked", "at = 1.5"), "variant mlm: at=1.5: must be above 0"),
+        (with_line("Masked", "at = 0.5"),
+         "wrong.toml: variant mlm: at=0.5 is none of the experiment's points"),
         (("models = true", "points = [0.0, 1.0]"), "wrong.toml: points=0.0: must be above 0"),
         (("models = true", "points = 0.5"), "wrong.toml: points = 0.5: expected a list"),
-        (
-            ('"perplexity", "sst2", "ner", "ner features"]', '"sst2"]\npoints = [0.5, 0.5]'),
-            "wrong.toml: two variants are called mlm@0.5: rename one, or leave a point out",
-        ),
-        (('title = "ELMo"', 'title = "ELMo"\nat = 0.5'), "elmo is measured at its end alone"),
+        (('"perplexity", "sst2", "ner", "ner features"]', '"sst2"]\npoints = [0.5, 0.5]'),
+         "wrong.toml: two variants are called mlm@0.5: rename one, or leave a point out"),
+        (with_line("ELMo", "at = 0.5"), "elmo is measured at its end alone"),
         (('"4x64"', '"3x64"'), "Masked: Table 7 reads 4 layers, and it has 3: take a deeper model"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_in_a_file(files, tmp_path, change, message):
     toml = write(files[2] / "wrong.toml", toy(files).read_text().replace(*change))
     assert message in refused(*command(files, tmp_path / "out", toml=toml))
