@@ -16,6 +16,7 @@ from ...tiny import refused
 FINETUNE, CONTRASTIVE = FinetuneSettings(), ContrastiveSettings()
 FROZEN = FrozenSettings()
 PATIENT = FinetuneSettings(early_stopping_patience=2)
+COMPARES = "`early_stopping_patience` compares evaluations"
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,7 @@ PATIENT = FinetuneSettings(early_stopping_patience=2)
         (FINETUNE, "checkpoint_every", 0, "`checkpoint_every=0`: must be at least 1"),
         (FinetuneSettings(freeze_encoder=True), "bilstm", True, "has an LSTM of its own"),
         (PATIENT, "keep", "last", "`early_stopping_patience` keeps the weights best"),
-        (
-            PATIENT,
-            "evals_per_epoch",
-            0,
-            "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0`",
-        ),
+        (PATIENT, "evals_per_epoch", 0, f"{COMPARES}: leave `evals_per_epoch=0`"),
         (CONTRASTIVE, "learning_rate", 0.0, "`learning_rate="),
         (CONTRASTIVE, "scale", -1.0, "`scale="),
         (CONTRASTIVE, "weight_decay", -0.1, "`weight_decay="),
@@ -69,7 +65,7 @@ TAUGHT = "--teacher t --teacher-data x"
 NO_LABELS = "has no labels: leave --distillation-w"
 SCRATCH = "without effect with --from-scratch"
 FOCAL = "--focal-gamma: of the labels, unused at --distillation-weight 1"
-BOTH = "--early-stopping-patience keeps the"
+BOTH, PATIENCE = "--early-stopping-patience keeps the", "--sweep: early_stopping_patience 2"
 FLAGS = [
     ("--sweep paper --learning-rate 1e-5", "--learning-rate: searched by --sweep; leave it out"),
     ("--sweep learning_rate=1e-5..1e-4", "a range needs --trials"),
@@ -81,14 +77,8 @@ FLAGS = [
     (f"{TAUGHT} --distillation-weight 0.5", NO_LABELS),
     (f"{TAUGHT} --sweep distillation_weight=0|1", NO_LABELS),
     ("--teacher t --focal-gamma 2", FOCAL),
-    (
-        "--keep last --sweep early_stopping_patience=0|2",
-        f"--sweep: early_stopping_patience 2: {BOTH}",
-    ),
-    (
-        "--sweep early_stopping_patience=0|2\tkeep=best|last",
-        f"--sweep: early_stopping_patience 2, keep last: {BOTH}",
-    ),
+    ("--keep last --sweep early_stopping_patience=0|2", f"{PATIENCE}: {BOTH}"),
+    ("--sweep early_stopping_patience=0|2\tkeep=best|last", f"{PATIENCE}, keep last: {BOTH}"),
     ("--from-scratch --max-retries 3", f"--max-retries: {SCRATCH}: leave it"),
     ("--from-scratch --reinit-layers 1", f"--reinit-layers: {SCRATCH}"),
     ("--from-scratch --sweep reinit_layers=0|1", f"--reinit-layers: {SCRATCH}"),

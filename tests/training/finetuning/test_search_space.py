@@ -94,30 +94,17 @@ def test_what_is_refused(text, message):
     assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-PATIENT = {"early_stopping_patience": 2}
+PATIENT, FROZEN = {"early_stopping_patience": 2}, {"freeze_encoder": True}
+RATES = "learning_rate=1e-5..1e-3"
+KEPT = "keep last: `early_stopping_patience` keeps the"
 SPACES = [
-    (
-        "early_stopping_patience=0|2 keep=best|last",
-        {},
-        "early_stopping_patience 2, keep last: `early_stopping_patience` keeps the",
-    ),
-    ("keep=best|last", PATIENT, "keep last: `early_stopping_patience` keeps the weights"),
-    (
-        "learning_rate=1e-5..1e-3 keep=best|last",
-        PATIENT,
-        "learning_rate 1e-05, keep last: `early_stopping_patience`",
-    ),
-    (
-        "layer_decay=1|0.9",
-        {"freeze_encoder": True},
-        "layer_decay 0.9: `freeze_encoder`: the model's layers",
-    ),
-    (
-        "learning_rate=1e-5..1e-3 early_stopping_patience=0..2 batch_size=8|16 keep=best|last",
-        {},
-        "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: `early",
-    ),
-]
+    ("early_stopping_patience=0|2 keep=best|last", {}, f"early_stopping_patience 2, {KEPT}"),
+    ("keep=best|last", PATIENT, f"{KEPT} weights"),
+    (f"{RATES} keep=best|last", PATIENT, f"learning_rate 1e-05, {KEPT}"),
+    ("layer_decay=1|0.9", FROZEN, "layer_decay 0.9: `freeze_encoder`: the model's layers"),
+    (f"{RATES} early_stopping_patience=0..2 batch_size=8|16 keep=best|last", {},
+     "learning_rate 1e-05, early_stopping_patience 2, batch_size 8, keep last: `early"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "given", "message"), SPACES)
