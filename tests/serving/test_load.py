@@ -151,116 +151,60 @@ def test_memory_is_flat_over_texts_of_all_lengths(folder):
     assert 42 * slope < 10, sizes
 
 
+# What may stand in a request where a length, a chunk and so on belong.
+LENGTHS = b"-1", b"+5", b"0x5", b"1,2", b"9" * 30, b""
+CHUNKS = b"zz\r\n", b"5\r\nab", b"ffffffffffffffff\r\n", b"0\r\n" + b"a: b\r\n" * 3000 + b"\r\n"
+FIELDS, VALUES = ("text", "model", "x"), (None, {}, [], 1, "../..", [[]])
+CODES = 0, 0x202E, 0x1F600, 0xFFFF  # of a letter
+PATHS = (
+    b"*", b"/%00", b"/../../etc/passwd", b"/%2e%2e/%2e%2e/etc/passwd", b"//v1//models",
+    b"http://a/v1/models", b"/v1/models?x=%ff", b"a", b"", b"/\xff", b"/%ff%fe",
+)  # fmt: skip
+METHODS = (
+    b"CONNECT a:80", b"TRACE /", b"OPTIONS *", b"PRI *", b"BREW /pot", b"HEAD /v1/models",
+    b"DELETE /v1/classify", b"get /",
+)  # fmt: skip
+VERSIONS = b" HTTP/1.1", b" HTTP/1.0", b" HTTP/2.0", b" HTTP/9", b""
+# headers
+LONG, CHUNKED = b"y" * 90 + b"\r\n", b"Transfer-Encoding: chunked\r\n"
+UPGRADE = b"Connection: upgrade\r\nUpgrade: %s\r\n"
+FOREIGN = b"X-Request-Id: \xe9\xff\r\nOrigin: \xff\r\nContent-Type: \xff\r\n"
+
+
 def junk(draw):
     """Bytes that no client should send."""
-    body = b'{"text":"abc"}'
+    body, some, number = b'{"text":"abc"}', draw.choice, draw.randint
     length = b"Content-Length: %d\r\n\r\n"
-    sized = lambda content: POST + length % len(content) + content  # noqa: E731
+    sized = lambda content: length % len(content) + content  # noqa: E731
+    coded = lambda value: POST + sized(json.dumps(value).encode())  # noqa: E731
+    whole = POST + sized(body)
     return draw.choice(
         [
-            lambda: draw.randbytes(draw.randint(1, 2000)),
-            lambda: sized(b"[" * draw.randint(1, 100_000)),
-            lambda: sized(b'{"a":' * draw.randint(1, 50_000)),
-            lambda: sized(b'{"text":"' + draw.randbytes(20) + b'"}'),
-            lambda: sized(b'{"text":"\\ud8%02x"}' % draw.randint(0, 255)),
-            lambda: sized(b'{"text":"a","top":%s}' % (b"9" * draw.randint(1, 5000))),
-            lambda: sized(b'{"text":%de%d}' % (draw.randint(0, 9), draw.randint(0, 10**6))),
-            lambda: sized(b'{"text":"a\\u0000b"}'),
-            lambda: sized(
-                json.dumps(
-                    {"text": chr(draw.choice((0, 0x202E, 0x1F600, 0xFFFF))) * draw.randint(0, 3000)}
-                ).encode()
-            ),
-            lambda: sized(json.dumps({"text": "x" * draw.randint(1, 100_000)}).encode()),
-            lambda: sized(json.dumps({"text": ["a"] * draw.randint(1, 3000)}).encode()),
-            lambda: sized(
-                json.dumps(
-                    {
-                        draw.choice(("text", "model", "x")): draw.choice(
-                            (None, {}, [], 1, "../..", [[]])
-                        )
-                    }
-                ).encode()
-            ),
-            lambda: POST + length % draw.randint(0, 10**10) + body,
-            lambda: (
-                POST
-                + b"Content-Length: "
-                + draw.choice((b"-1", b"+5", b"0x5", b"1,2", b"9" * 30, b""))
-                + b"\r\n\r\n"
-                + body
-            ),
-            lambda: (
-                POST
-                + b"Transfer-Encoding: chunked\r\n\r\n"
-                + draw.choice(
-                    (
-                        b"zz\r\n",
-                        b"5\r\nab",
-                        b"ffffffffffffffff\r\n",
-                        b"0\r\n" + b"a: b\r\n" * 3000 + b"\r\n",
-                        draw.randbytes(50),
-                    )
-                )
-            ),
-            lambda: POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-            lambda: (
-                POST
-                + b"".join(b"X-%d: %s\r\n" % (n, b"y" * 90) for n in range(draw.randint(1, 3000)))
-                + b"\r\n"
-            ),
-            lambda: b"GET /" + b"a/" * draw.randint(1, 60_000) + b" HTTP/1.1\r\n\r\n",
-            lambda: (
-                b"GET %s HTTP/1.1\r\n\r\n"
-                % draw.choice(
-                    (
-                        b"*",
-                        b"/%00",
-                        b"/../../etc/passwd",
-                        b"/%2e%2e/%2e%2e/etc/passwd",
-                        b"//v1//models",
-                        b"http://a/v1/models",
-                        b"/v1/models?x=%ff",
-                        b"a",
-                        b"",
-                        b"/\xff",
-                        b"/%ff%fe",
-                    )
-                )
-            ),
-            lambda: (
-                draw.choice(
-                    (
-                        b"CONNECT a:80",
-                        b"TRACE /",
-                        b"OPTIONS *",
-                        b"PRI *",
-                        b"BREW /pot",
-                        b"HEAD /v1/models",
-                        b"DELETE /v1/classify",
-                        b"get /",
-                    )
-                )
-                + draw.choice((b" HTTP/1.1", b" HTTP/1.0", b" HTTP/2.0", b" HTTP/9", b""))
-                + b"\r\n\r\n"
-            ),
-            lambda: (
-                POST
-                + b"Connection: upgrade\r\nUpgrade: "
-                + draw.choice((b"websocket", b"h2c"))
-                + b"\r\n"
-                + length % len(body)
-                + body
-            ),
-            lambda: sized(body) * draw.randint(2, 50),
-            lambda: sized(body)[: draw.randint(1, 80)],
+            lambda: draw.randbytes(number(1, 2000)),
+            lambda: POST + sized(b"[" * number(1, 100_000)),
+            lambda: POST + sized(b'{"a":' * number(1, 50_000)),
+            lambda: POST + sized(b'{"text":"' + draw.randbytes(20) + b'"}'),
+            lambda: POST + sized(b'{"text":"\\ud8%02x"}' % number(0, 255)),
+            lambda: POST + sized(b'{"text":"a","top":%s}' % (b"9" * number(1, 5000))),
+            lambda: POST + sized(b'{"text":%de%d}' % (number(0, 9), number(0, 10**6))),
+            lambda: POST + sized(b'{"text":"a\\u0000b"}'),
+            lambda: coded({"text": chr(some(CODES)) * number(0, 3000)}),
+            lambda: coded({"text": "x" * number(1, 100_000)}),
+            lambda: coded({"text": ["a"] * number(1, 3000)}),
+            lambda: coded({some(FIELDS): some(VALUES)}),
+            lambda: POST + length % number(0, 10**10) + body,
+            lambda: POST + b"Content-Length: %s\r\n\r\n" % some(LENGTHS) + body,
+            lambda: POST + CHUNKED + b"\r\n" + some((*CHUNKS, draw.randbytes(50))),
+            lambda: POST + CHUNKED + b"Content-Length: 3\r\n\r\n0\r\n\r\n",
+            lambda: POST + b"".join(b"X-%d: " % n + LONG for n in range(number(1, 3000))) + b"\r\n",
+            lambda: b"GET /" + b"a/" * number(1, 60_000) + b" HTTP/1.1\r\n\r\n",
+            lambda: b"GET %s HTTP/1.1\r\n\r\n" % some(PATHS),
+            lambda: some(METHODS) + some(VERSIONS) + b"\r\n\r\n",
+            lambda: POST + UPGRADE % some((b"websocket", b"h2c")) + sized(body),
+            lambda: whole * number(2, 50),
+            lambda: whole[: number(1, 80)],
             lambda: POST + b"X: \x00\x01\r\n\r\n",
-            lambda: (
-                POST
-                + b"X-Request-Id: \xe9\xff\r\nOrigin: \xff\r\nContent-Type: \xff\r\n"
-                + length % len(body)
-                + body
-            ),
+            lambda: POST + FOREIGN + sized(body),
             lambda: POST + b"Expect: 100-continue\r\n" + length % len(body),
         ]
     )()
