@@ -61,22 +61,14 @@ def whole(tokenizer, words):
 
 OPTIONS = {
     "lstm": {
-        "cell_clip": 3,
-        "use_skip_connections": True,
-        "n_layers": 1,
-        "proj_clip": 3,
-        "projection_dim": 4,
-        "dim": 5,
+        "cell_clip": 3, "use_skip_connections": True, "n_layers": 1, "proj_clip": 3,
+        "projection_dim": 4, "dim": 5,
     },
     "char_cnn": {
-        "embedding": {"dim": 3},
-        "filters": [[1, 2], [2, 4]],
-        "n_highway": 1,
-        "n_characters": 262,
-        "max_characters_per_token": 50,
-        "activation": "relu",
+        "embedding": {"dim": 3}, "filters": [[1, 2], [2, 4]], "n_highway": 1,
+        "n_characters": 262, "max_characters_per_token": 50, "activation": "relu",
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -114,37 +106,39 @@ def test_a_released_folder_is_a_model(released):
     assert not loaded.unused and "classifier.weight" in loaded.missing
 
 
-def test_a_layout_of_another_program_is_named(released):
-    with h5py.File(released / "tiny_weights.hdf5", "a") as file:
+def as_classifier(folder):
+    load_model(folder, SequenceClassifier, num_outputs=3)
+
+
+def without_projection(weights):
+    with h5py.File(weights, "a") as file:
         del file["CNN_proj/W_proj"]
-    with pytest.raises(ValueError, match=r"tiny_weights.hdf5: no dataset 'CNN_proj/W_proj': not"):
-        load_model(released, SequenceClassifier, num_outputs=3)
 
 
-def test_sizes_of_other_options_are_named(released):
-    other = json.loads(json.dumps(OPTIONS))
-    other["lstm"]["dim"] = 6
-    (released / "tiny_options.json").write_text(json.dumps(other))
-    with pytest.raises(ValueError, match=r"has shape \[20, 4\], but by tiny_options.json"):
-        load_model(released, SequenceClassifier, num_outputs=3)
+def with_other_options(weights):
+    other = OPTIONS | {"lstm": OPTIONS["lstm"] | {"dim": 6}}
+    weights.with_name("tiny_options.json").write_text(json.dumps(other))
 
 
-def test_what_is_no_hdf5_is_named(released):
-    (released / "tiny_weights.hdf5").write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match=r"tiny_weights.hdf5: no HDF5 file, or damaged"):
-        load_model(released, SequenceClassifier, num_outputs=3)
-
-
-def test_pickled_weights_are_refused_by_name(released):
-    (released / "tiny_weights.hdf5").rename(released / "weights.th")
-    with pytest.raises(ValueError, match=r"weights.th: pickled weights, which can run programs"):
-        weight_files(released)
-
-
-def test_weights_without_options_and_two_of_a_kind(released):
-    shutil.copy(released / "tiny_weights.hdf5", released / "more_weights.hdf5")
-    with pytest.raises(ValueError, match="several files \\*weights.hdf5"):
-        weight_files(released)
+@pytest.mark.parametrize(
+    ("change", "read", "fault"),
+    [
+        (without_projection, as_classifier, "tiny_weights.hdf5: no dataset 'CNN_proj/W_proj': not"),
+        (with_other_options, as_classifier, r"has shape \[20, 4\], but by tiny_options.json"),
+        (lambda weights: weights.write_bytes(b"x" * 100), as_classifier,
+         "tiny_weights.hdf5: no HDF5 file, or damaged"),
+        (lambda weights: weights.rename(weights.with_name("weights.th")), weight_files,
+         "weights.th: pickled weights, which can run programs"),
+        (lambda weights: shutil.copy(weights, weights.with_name("more_weights.hdf5")), weight_files,
+         r"several files \*weights.hdf5"),
+        (lambda weights: None, lambda folder: load_model(folder, BareModel),
+         "an ELMo, which only feeds the heads of tasks"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_named(released, change, read, fault):
+    change(released / "tiny_weights.hdf5")
+    with pytest.raises(ValueError, match=fault):
+        read(released)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +155,3 @@ def test_options_that_cannot_be_computed(tmp_path, part, name, value, fault):
     path.write_text(json.dumps(OPTIONS | {part: OPTIONS[part] | {name: value}}))
     with pytest.raises(ValueError, match=fault):
         elmo_settings(path)
-
-
-def test_other_commands_are_told_what_it_is(released):
-    with pytest.raises(ValueError, match="an ELMo, which only feeds the heads of tasks"):
-        load_model(released, BareModel)
