@@ -48,30 +48,16 @@ PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mar
 UNPICKLING_ERROR = "pickle.UnpicklingError"  # raised by PyTorch's restricted reader
 # What `--help` and a first look at a request read: settings and tables, without what is heavy.
 LIGHT = (
-    "base.settings",
-    "experiments.settings",
-    "experiments.paper.experiment",
-    "tasks.task",
-    "corpus.build.settings",
-    "corpus.examples.settings",
-    "model.config",
-    "training.loop.schedule",
-    "training.pretraining.settings",
-    "training.finetuning.settings",
-    "training.finetuning.search_space",
-    "training.finetuning.request",
-    "serving.settings",
-)
+    "base.settings", "experiments.settings", "experiments.paper.experiment", "tasks.task",
+    "corpus.build.settings", "corpus.examples.settings", "model.config", "training.loop.schedule",
+    "training.pretraining.settings", "training.finetuning.settings",
+    "training.finetuning.search_space", "training.finetuning.request", "serving.settings",
+)  # fmt: skip
 # What answers with our own engine; PyTorch comes with `inference.engines.pytorch`.
 ANSWERING = (
-    "checkpoints.reading",
-    "inference.predictor",
-    "inference.ensemble",
-    "inference.bulk",
-    "inference.embeddings.files",
-    "inference.embeddings.vectors",
-    "inference.fill",
-)
+    "checkpoints.reading", "inference.predictor", "inference.ensemble", "inference.bulk",
+    "inference.embeddings.files", "inference.embeddings.vectors", "inference.fill",
+)  # fmt: skip
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}
 MAX_LINES, MAX_ENTRIES, MAX_PARAMETERS = 500, 12, 7
 ISOLATING = {

@@ -10,20 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "cat",
-    "sat",
-    "##s",
-    "on",
-    "mat",
-    ".",
-]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES += ["the", "cat", "sat", "##s", "on", "mat", "."]
 SHAPE = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
