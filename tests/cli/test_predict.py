@@ -1,6 +1,5 @@
 """`bertsmith fill`, `predict` and `evaluate`: what they print and write, and how they refuse."""
 
-import csv
 import json
 import math
 
@@ -25,6 +24,7 @@ from bertsmith.tasks.features import Features
 from bertsmith.tasks.task import find_task
 
 from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
+from ..training.finetuning.task_types.files import read_rows
 
 TOKENIZER = piece_tokenizer("the a cat dog sat ran on mat under chair . ##s play it was good bad")
 NUM_PIECES = len(TOKENIZER.vocabulary)
@@ -57,14 +57,6 @@ def reviews(tmp_path_factory):
 def data(tmp_path):
     rows = zip("abcde", REVIEWS, STARS, strict=True)
     return write(tmp_path / "data.csv", ["id,review,stars", *map(",".join, rows)])
-
-
-def rows_of(path):
-    """The rows of a written table or of JSON lines."""
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="," if path.suffix == ".csv" else "\t"))
 
 
 def test_fill_as_json_and_as_lines(pretrained):
@@ -144,7 +136,7 @@ def test_predict_adds_answers_to_the_rows(tmp_path, reviews, data, name):
     assert (ran.code, ran.out) == (0, f"5 answers written to {out}\n")
     note = "1 of 5 examples have more than 24 tokens and lose their end, as in training\n"
     assert note in ran.err
-    rows = rows_of(out)
+    rows = read_rows(out)
     assert [(row["id"], row["review"]) for row in rows] == list(zip("abcde", REVIEWS, strict=True))
     for row, answer in zip(rows, load(reviews).classify(REVIEWS), strict=True):
         assert row["predicted_stars"] == answer.label
@@ -195,7 +187,7 @@ def test_a_late_row_that_is_broken_is_mended_and_predict_goes_on(tmp_path, revie
     ran = cli("predict", reviews, source, "--out", out)
     assert ran.code == 0 and f"{kept}: going on behind them" in ran.err
     bertsmith("predict", reviews, source, "--out", whole)
-    assert out.read_bytes() == whole.read_bytes() and len(rows_of(out)) == 5
+    assert out.read_bytes() == whole.read_bytes() and len(read_rows(out)) == 5
 
 
 def test_every_kind_of_input_gets_the_same_answers(tmp_path, reviews, monkeypatch):
@@ -215,7 +207,7 @@ def test_every_kind_of_input_gets_the_same_answers(tmp_path, reviews, monkeypatc
     for source in sorted(tmp_path.glob("in.*")):
         bertsmith("predict", reviews, source, "--out", tmp_path / "out.jsonl")
         found.add((tmp_path / "out.jsonl").read_text())
-    assert len(found) == 1 and len(rows_of(tmp_path / "out.jsonl")) == 5
+    assert len(found) == 1 and len(read_rows(tmp_path / "out.jsonl")) == 5
 
 
 @pytest.mark.parametrize("of_tokens", [False, True])
@@ -253,7 +245,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
 def test_predict_reads_lines_from_standard_input(tmp_path, reviews, standard_input):
     standard_input("\n".join(REVIEWS).encode())
     bertsmith("predict", reviews, "-", "--out", tmp_path / "out.jsonl")
-    assert [row["review"] for row in rows_of(tmp_path / "out.jsonl")] == REVIEWS
+    assert [row["review"] for row in read_rows(tmp_path / "out.jsonl")] == REVIEWS
 
 
 def test_predict_says_how_many_texts_are_empty(tmp_path, reviews):
@@ -279,7 +271,7 @@ def test_predict_a_published_task_of_pairs(tmp_path):
     source, out = write(tmp_path / "new.txt", rows), tmp_path / "o.csv"
     bertsmith("predict", folder, source, "--out", out)
     expected = load(folder).classify(["the cat", 'it "was'], ["a dog", "good"])
-    assert [row["Quality"] for row in rows_of(out)] == [answer.label for answer in expected]
+    assert [row["Quality"] for row in read_rows(out)] == [answer.label for answer in expected]
     line = refused("predict", folder, "-", "--out", out)
     assert "pairs of texts are read from a file" in line
 
@@ -292,7 +284,7 @@ def test_runs_of_other_columns_do_not_answer_together(tmp_path, reviews, data):
     assert f"{other}: reads the column 'body', but {reviews} 'review'" in refused(*together)
     bertsmith(*together, "--text", "review")  # their weights are the same
     expected = [row.label for row in load(reviews).classify(REVIEWS)]
-    assert [row["predicted_stars"] for row in rows_of(out)] == expected
+    assert [row["predicted_stars"] for row in read_rows(out)] == expected
     for first, second in ((other, pairs), (pairs, other)):
         line = refused("predict", first, data, "--out", out, "--ensemble", second)
         assert f"{other}: reads no second text, but {pairs} reads that of 'id'" in line
@@ -365,7 +357,7 @@ def test_answers_of_a_table_keep_its_columns(answerers, tmp_path):
     table = write(tmp_path / "new.csv", ["ask,about", f"who left,{CONTEXT}", f"where,{CONTEXT}"])
     words = ("predict", answerers[2], table, "--out", out, "--text", "ask")
     bertsmith(*words, "--text-pair", "about")
-    rows = rows_of(out)
+    rows = read_rows(out)
     assert [row["ask"] for row in rows] == ["who left", "where"]
     for row in rows:
         begin = int(row["answer_start"])
@@ -461,7 +453,7 @@ def test_a_part_of_the_test_file_is_refused_before_it_is_answered(tmp_path, monk
 def test_evaluate_counts_what_predict_answers(tmp_path, reviews, data):
     out, labels = tmp_path / "out.csv", ["bad", "good"]
     bertsmith("predict", reviews, data, "--out", out)
-    pairs = [(row["stars"], row["predicted_stars"]) for row in rows_of(out)]
+    pairs = [(row["stars"], row["predicted_stars"]) for row in read_rows(out)]
     result = json.loads(bertsmith("evaluate", reviews, "--data", data, "--json"))
     right = sum(true == answer for true, answer in pairs)
     assert result["labels"] == labels and result["examples"] == 5

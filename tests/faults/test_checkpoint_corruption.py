@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.base.files import read_json, read_json_lines, write_json
+from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.run_folder import MANIFEST_FILE, RunFolder, write_manifest
 from bertsmith.training.pretraining.run import pretrain
 from bertsmith.training.pretraining.settings import PretrainSettings
 
-from ..training.runs import assert_same_run
+from ..training.runs import assert_same_run, messages
 
 FILES = (
     "config.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json",
@@ -94,10 +94,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(trained, copied, small_s
     reason = "optimizer.safetensors is damaged: its bytes are not those that were written"
     notes = [f"skipped {checkpoint}: {reason}" for checkpoint in (newest, before)]
     assert all(f"{note}\n" in said for note in notes)
-    messages = [
-        line["text"] for line in read_json_lines(copied.path / "log.jsonl") if "text" in line
-    ]
-    assert set(notes) < set(messages)
+    assert set(notes) < set(messages(copied.path))
     assert_same_run(whole, copied.path)
     # the damaged ones are beside the new ones, and take no place among those to keep
     names = sorted(path.name for path in copied.checkpoints.iterdir())

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.base.files import TEMPORARY_PREFIX, read_json, read_json_lines
+from bertsmith.base.files import TEMPORARY_PREFIX, read_json
 from bertsmith.checkpoints.run_folder import RunFolder, step_number
 
-from ..training.runs import assert_same_run
+from ..training.runs import assert_same_run, lines
 
 SETTINGS = {
     "size": "1x64", "max_length": 32, "batch_size": 4, "steps": 24, "learning_rate": 3e-3,
@@ -94,10 +94,7 @@ def assert_as_undisturbed(out, undisturbed):
     """Weights, optimizer and position to the bit; the log without gap or repeat; nothing left."""
     assert_same_run(undisturbed, out)
     assert (out / "model.safetensors").samefile(RunFolder(out).latest() / "model.safetensors")
-    steps = [
-        line["step"] for line in read_json_lines(out / "log.jsonl") if line["event"] == "train"
-    ]
-    assert steps == list(range(1, 25))
+    assert [line["step"] for line in lines(out)] == list(range(1, 25))
     results = [read_json(run / "result.json") for run in (undisturbed, out)]
     assert results[0] | {"seconds": 0} == results[1] | {"seconds": 0}
     kept = [path.name for path in RunFolder(undisturbed).checkpoints.iterdir()]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.base.files import read_json, read_json_lines
+from bertsmith.base.files import read_json
 from bertsmith.checkpoints.run_folder import RunFolder, step_number
 
-from ..training.runs import assert_same_run
+from ..training.runs import assert_same_run, lines, messages
 
 pytestmark = pytest.mark.faults
 SETTINGS = {
@@ -89,8 +89,7 @@ def test_all_are_started_again_and_end_as_if_undisturbed(
     error = ended(start((*ONE_MACHINE, "--max-restarts=1"), RANK, plan))
     assert_same_run(undisturbed(shard=shard), out)
     assert read_json(out / "run.json")["machine"]["ranks"] == 2
-    lines = [line for line in read_json_lines(out / "log.jsonl") if line["event"] == "train"]
-    assert [line["step"] for line in lines] == [*range(1, 13)]
+    assert [line["step"] for line in lines(out)] == [*range(1, 13)]
     if what == "SIGSTOP":
         assert f"rank {1 - rank} of 2 lost another one" in error
     tally(f"a rank {'killed' if what == 'SIGKILL' else 'that hung'}, all started again")
@@ -157,9 +156,7 @@ def test_one_of_two_machines_is_stopped_and_the_other_waits_for_it(
         agent.send_signal(signal.SIGTERM)
     for agent in (stays, moves):
         agent.communicate(timeout=120)
-    steps = [
-        line["step"] for line in read_json_lines(out / "log.jsonl") if line["event"] == "train"
-    ]
+    steps = [line["step"] for line in lines(out)]
     assert steps == [*range(1, len(steps) + 1)] and len(steps) > stopped
     tally("a machine stopped and back, the other one waited for it")
 
@@ -178,11 +175,8 @@ def test_the_command_stops_on_a_signal_to_torchrun_and_goes_on(planned, small_st
     agent.communicate(timeout=120)
     assert agent.returncode != 0
     stopped = RunFolder(out).latest()
-    messages = [
-        line["text"] for line in read_json_lines(out / "log.jsonl") if line["event"] == "message"
-    ]
     step = read_json(stopped / "state.json")["step"]
-    assert messages[-1] == f"stopped by a signal at step {step}; saved"
+    assert messages(out)[-1] == f"stopped by a signal at step {step}; saved"
     ended(start(ONE_MACHINE, *command, f"--steps={step + 1}"))
     assert read_json(out / "result.json")["steps"] == step + 1
     tally("a signal to torchrun, saved and gone on")

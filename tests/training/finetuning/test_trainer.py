@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bertsmith.base.files import read_json_lines
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
@@ -28,6 +27,7 @@ from bertsmith.training.finetuning.trainer import InitialModel
 from bertsmith.training.loop import matmul_times, step
 
 from ...tiny import bertsmith, cli
+from ..runs import lines
 
 
 def classifier(folder, settings, seed=1, names=("weather", "food"), task=None, from_scratch=False):
@@ -35,12 +35,8 @@ def classifier(folder, settings, seed=1, names=("weather", "food"), task=None, f
     return start.model(SequenceClassifier, 2, settings, seed, names, task=task)
 
 
-def logged(folder, event):
-    return [line for line in read_json_lines(folder / "log.jsonl") if line["event"] == event]
-
-
 def evaluations(folder):
-    return [line["step"] for line in logged(folder, "evaluate")]
+    return [line["step"] for line in lines(folder, "evaluate")]
 
 
 # --- initial models ----------------------------------------------------------------------------
@@ -241,7 +237,7 @@ def logged_loss(toy, folder, data, dev=None, task=None, **changes):
     settings = replace(toy.still, **changes)
     trainer = toy.prepare(data, dev or data, task or toy.task, settings)
     logits = trainer.run(settings, 1, folder).outputs(trainer.train)
-    (line,) = logged(folder, "train")
+    (line,) = lines(folder, "train")
     return line["loss"], logits
 
 

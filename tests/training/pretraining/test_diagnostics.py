@@ -23,7 +23,7 @@ from bertsmith.training.pretraining.diagnostics import (
     replay,
 )
 
-from ...tiny import cli
+from ...tiny import cli, contents
 from ..runs import train_stream, weights
 
 COUNTS = SimpleNamespace(unigram_counts=np.array([4, 4, 4, 4]))  # entropy: log 4 = 1.386
@@ -131,10 +131,6 @@ def poisoned(token):
         return states.masked_fill(bad, float("inf"))
 
     return forward
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_failed_batch_is_named_and_replayed(
