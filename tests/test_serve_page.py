@@ -1,12 +1,11 @@
 """What docs/how-to/serve.md shows, run against servers that it starts, and the files it gives."""
 
 import asyncio
+import contextlib
 import importlib.util
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import types
@@ -20,6 +19,7 @@ from bertsmith.cli.models import Serve
 from bertsmith.model.config import config_for
 from bertsmith.model.heads import SequenceClassifier
 
+from .serving.serving_tools import server
 from .tiny import random_model, word_tokenizer, write_model
 
 ROOT = Path(__file__).parents[1]
@@ -44,39 +44,20 @@ def runs(tmp_path, monkeypatch):
     ).parent
 
 
-class Server:
-    """The command of a page as a process, at a port of its own."""
-
-    def __init__(self, words):
-        command = [sys.executable, "-m", *words, "--port", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-        )
-        line = self.process.stdout.readline()
-        self.port = re.search(r"http://127\.0\.0\.1:(\d+)", line)[1]
-
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(timeout=30) == 0
-        self.process.stdout.close()
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_what_the_page_asks_is_answered(runs, capsys):
-    server, asked = None, 0
-    try:
+    running, asked = None, 0
+    with contextlib.ExitStack() as stack:
         for kind, block in BLOCK.findall(PAGE):
             for line in block.splitlines() if kind == "sh" else [block]:
                 words = shlex.split(line) if kind == "sh" else [kind]
                 if words[0] == "pip":
                     continue
                 if words[:2] == ["bertsmith", "serve"]:
-                    if server:
-                        server.end()
-                    server = Server(words)
+                    assert not running or running.end() == 0
+                    running = stack.enter_context(server(*words[2:]))
                     continue
-                port = server.port if server else "none"
+                port = running.port if running else "none"
                 line = line.replace("localhost:8000", f"localhost:{port}")
                 if kind == "python":
                     exec(compile(line, "serve.md", "exec"), {})
@@ -84,9 +65,7 @@ def test_what_the_page_asks_is_answered(runs, capsys):
                 line = line.replace("curl ", "curl -sS --fail ")
                 subprocess.run(["bash", "-ec", line], check=True, stdout=subprocess.DEVNULL)
                 asked += words[0] == "curl"
-    finally:
-        if server:
-            server.end()
+        assert running.end() == 0
     assert asked == 7
     assert re.fullmatch(r"((bad|good) 0\.\d+\n){2}", capsys.readouterr().out)
 

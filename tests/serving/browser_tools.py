@@ -1,13 +1,7 @@
-"""A server as a process, and a page in Chromium with what goes wrong on it.
+"""A page in Chromium, and what goes wrong on it.
 
 Contrast is computed here from the colours that the browser computed (WCAG 2.2, 1.4.3).
 """
-
-import contextlib
-import os
-import re
-import subprocess
-import sys
 
 # Of each visible element with its own text: the text, size, weight, colour, grounds beneath it.
 TEXTS = """() => {
@@ -35,23 +29,6 @@ TEXTS = """() => {
   }
   return found
 }"""
-
-
-@contextlib.contextmanager
-def served(*words):
-    """The address of a server on a free port."""
-    command = [sys.executable, "-m", "bertsmith", "serve", *map(str, words), "--port", "0"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, "--log", "errors"], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        line = process.stdout.readline()
-        yield re.search(r"http://[\d.:]+\d", line)[0]
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 class Visit:

@@ -143,6 +143,7 @@ class Served:
         self.line = process.stdout.readline()
         assert "http://" in self.line, self.log
         self.port = int(self.line.partition("http://127.0.0.1:")[2].partition(",")[0])
+        self.address = f"http://127.0.0.1:{self.port}"
 
     @property
     def log(self):

@@ -90,7 +90,7 @@ def test_coheres_rerank(post, folders):
 def url(folders):
     names = ("film", "pairs", "books", "vectors")
     with server(*(f"{name}={folders / name}" for name in names), "--device", "cpu") as found:
-        yield f"http://127.0.0.1:{found.port}"
+        yield found.address
 
 
 def test_openais_client(url, folders):

@@ -20,7 +20,8 @@ from bertsmith.model.heads import (
 )
 
 from ..tiny import piece_tokenizer, random_model, write
-from .browser_tools import Visit, contrast, served
+from .browser_tools import Visit, contrast
+from .serving_tools import server
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -71,8 +72,8 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folders):
-    with served(*(f"{name}={folders / name}" for name in MODELS)) as address:
-        yield address
+    with server(*(f"{name}={folders / name}" for name in MODELS), "--log", "errors") as served:
+        yield served.address
 
 
 @pytest.fixture(scope="module")
@@ -434,8 +435,8 @@ def test_every_control_has_a_name(browser, address):
 
 def test_refusals_are_told_and_the_page_stays(folders, browser):
     keys = write(folders / "keys", KEY)
-    with served(folders / "reviews", "--api-key-file", keys) as address:
-        visit = Visit(browser, address, reduced_motion="reduce")
+    with server(folders / "reviews", "--api-key-file", keys, "--log", "errors") as served:
+        visit = Visit(browser, served.address, reduced_motion="reduce")
         visit.page.wait_for_selector("#error:not(:empty)")
         assert "no valid key" in visit.error
         assert visit.page.evaluate("document.activeElement.id") == "key-field"
