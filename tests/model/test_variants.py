@@ -249,42 +249,46 @@ def taken_out(monkeypatch):
     return found
 
 
+SOME = torch.tensor([[0, 2, 1], [1, 0, 0], [2, 5, 2]])
+READ = pytest.mark.parametrize("positions", [None, SOME], ids=["all", "some"])
+
+
+def states_and_gradients(model, lengths, positions, narrow=False):
+    """Of real tokens, or of those at positions; without lengths rows have nine."""
+    width = 9 if lengths is None else int(lengths.max())
+    ids = torch.randint(50, (3, width), generator=torch.Generator().manual_seed(3))
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        states = model(ids, None, lengths, positions)
+    real = torch.arange(width) < (width if lengths is None else lengths[:, None])
+    states = states[real.expand(ids.shape)] if positions is None else states.flatten(0, 1)
+    above = torch.randn(states.shape, generator=torch.Generator().manual_seed(4))
+    (states.float() * above).sum().backward()
+    return [states.detach().float(), *(parameter.grad for parameter in model.parameters())]
+
+
 @VARIANTS
-@pytest.mark.parametrize("read", ["all", "some"])
+@READ
 @pytest.mark.parametrize("lengths", [[9, 4, 6], [40, 3, 33], [70, 12, 64]], ids=str)
 def test_without_padding_states_and_gradients_are_the_same(
-    taken_out, monkeypatch, variant, read, lengths
+    taken_out, monkeypatch, variant, positions, lengths
 ):
     """The rows make one, two and three groups of one width."""
-    model = encoder(max_positions=80, **variant).train()
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(50, (3, max(lengths)), generator=generator)
-    lengths = torch.tensor(lengths)
-    positions = torch.tensor([[0, 2, 1], [1, 0, 0], [2, 5, 2]]) if read == "some" else None
-    real = torch.arange(ids.shape[1]) < lengths[:, None]
-
-    def states_and_gradients():
-        model.zero_grad()
-        states = model(ids, None, lengths, positions)
-        states = states[real] if positions is None else states.flatten(0, 1)
-        above = torch.randn(states.shape, generator=torch.Generator().manual_seed(4))
-        (states * above).sum().backward()
-        return [states.detach(), *(parameter.grad for parameter in model.parameters())]
-
-    found = states_and_gradients()
+    given = encoder(max_positions=80, **variant).train(), torch.tensor(lengths), positions
+    found = states_and_gradients(*given)
     monkeypatch.setattr(unpadded, "LEAST_PADDING", 1.0)
-    expected = states_and_gradients()
-    assert taken_out == [int(lengths.sum()), None]
+    expected = states_and_gradients(*given)
+    assert taken_out == [sum(lengths), None]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # sums in another order
 
 
 @VARIANTS
 @pytest.mark.parametrize("by_rows", [True, False])
-@pytest.mark.parametrize("read", ["all", "some"])
+@READ
 @pytest.mark.parametrize("lengths", [[9, 4, 6], [40, 3, 33], [9, 9, 9], None], ids=str)
 def test_states_without_padding_in_bf16_are_those_of_float32(
-    taken_out, monkeypatch, variant, by_rows, read, lengths
+    taken_out, monkeypatch, variant, by_rows, positions, lengths
 ):
     """By rows nothing is moved where there is no padding; else some fills up a multiple of 16."""
     if by_rows and not has_row_attention(torch.bfloat16, 32):
@@ -292,28 +296,13 @@ def test_states_without_padding_in_bf16_are_those_of_float32(
     if not by_rows:
         monkeypatch.setattr(unpadded, "has_row_attention", lambda *given: False)
     model = encoder(hidden_size=64, num_heads=2, max_positions=80, **variant).train()
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(50, (3, max(lengths or [9])), generator=generator)
-    full = lengths is None or len(set(lengths)) == 1
-    lengths = None if lengths is None else torch.tensor(lengths)
-    positions = torch.tensor([[0, 2, 1], [1, 0, 0], [2, 5, 2]]) if read == "some" else None
-    real = torch.arange(ids.shape[1]) < (9 if lengths is None else lengths[:, None])
-
-    def states_and_gradients(narrow):
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            states = model(ids, None, lengths, positions)
-        states = states.flatten(0, 1) if positions is not None else states[real.expand(ids.shape)]
-        above = torch.randn(states.shape, generator=torch.Generator().manual_seed(4))
-        (states.float() * above).sum().backward()
-        return [states.detach().float(), *(parameter.grad for parameter in model.parameters())]
-
-    found, expected = (states_and_gradients(narrow) for narrow in (True, False))
-    if full:
+    given = model, None if lengths is None else torch.tensor(lengths), positions
+    found, expected = (states_and_gradients(*given, narrow) for narrow in (True, False))
+    if lengths is None or len(set(lengths)) == 1:
         assert taken_out[0] == ("all" if by_rows else None)
     else:
-        total = int(lengths.sum())
-        filled = min(-(-total // 16) * 16, ids.numel())
+        total = sum(lengths)
+        filled = min(-(-total // 16) * 16, 3 * max(lengths))
         assert taken_out[0] == (filled if by_rows else total)
     for ours, theirs in zip(found, expected, strict=True):
         # numbers of 8 bits in three layers; 0.031 was seen, in groups
