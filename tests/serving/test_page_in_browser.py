@@ -464,6 +464,7 @@ def test_refusals_are_told_and_the_page_stays(folders, browser):
         visit.page.get_by_label("Text", exact=True).fill("...")
         visit.page.get_by_role("button", name="Ask", exact=True).click()
         visit.page.wait_for_selector("#status:not(:empty)")
+        served.end()
     visit.page.get_by_label("Text", exact=True).fill("more")
     visit.page.get_by_role("button", name="Ask", exact=True).click()
     visit.page.get_by_text("The server does not answer").wait_for()
