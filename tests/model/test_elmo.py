@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model.config import ElmoConfig
+from bertsmith.model.config import ElmoConfig, config_for, elmo_config
 from bertsmith.model.elmo import (
     SENTENCE_BEGIN,
     SENTENCE_END,
@@ -22,6 +22,7 @@ from bertsmith.model.elmo_heads import (
     gather_words,
 )
 from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.heads import SequenceClassifier, SpanPredictor, TokenClassifier
 from bertsmith.text.tokenizer.characters import CharacterTokenizer
 
 TINY = ElmoConfig(
@@ -254,6 +255,18 @@ def test_spans_stand_at_borders_of_words_of_the_passage():
     assert 5 < loss < 20
     loss.backward()
     assert model.span.weight.grad.abs().max() > 1e-3
+
+
+def test_with_a_head_it_is_as_large_as_a_bert_of_the_lineage():
+    elmo, bert = elmo_config("64x240"), config_for("2x128", 6000)
+    for theirs, plain, outputs in (
+        (ElmoClassifier, SequenceClassifier, 2),
+        (ElmoTagger, TokenClassifier, 9),
+        (ElmoSpanPredictor, SpanPredictor, 2),
+    ):
+        models = theirs(elmo, outputs), plain(bert, outputs)
+        sizes = [sum(weight.numel() for weight in model.parameters()) for model in models]
+        assert abs(sizes[0] / sizes[1] - 1) < 0.1
 
 
 def test_only_an_elmo_is_an_elmo():
