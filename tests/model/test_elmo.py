@@ -21,8 +21,8 @@ from bertsmith.model.elmo_heads import (
     ElmoTagger,
     gather_words,
 )
-from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.model.heads import SequenceClassifier, SpanPredictor, TokenClassifier
+from bertsmith.model.kernels.elementwise import without_kernels
 from bertsmith.text.tokenizer.characters import CharacterTokenizer
 
 TINY = ElmoConfig(
