@@ -39,7 +39,7 @@ from bertsmith.model.heads import (
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.recurrent import BiLSTM, ScalarMix
 
-HEAD_SIZE = 128  # of a direction of a BiLSTM, at most: a small model has no larger head
+HEAD_SIZE, LEAST = 128, 64  # of a direction of a BiLSTM: a small model has no larger head
 BYTES_A_WORD = 6  # about, with its end, to count operations
 INSIDE = 10.0  # an answer begins inside a word with this much less than at its border, in nats
 NEVER = -1e4  # a logit that no softmax sees
@@ -177,7 +177,7 @@ class ElmoTagger(ElmoTask, TokenClassifier):
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
-        size = min(HEAD_SIZE, 3 * config.hidden_size // 4)
+        size = max(LEAST, min(HEAD_SIZE, 3 * config.hidden_size // 4))
         self.reader = BiLSTM(config.hidden_size, size, 2, config.dropout)
         self.classifier = nn.Linear(2 * size, num_outputs)
 
@@ -199,7 +199,7 @@ class ElmoSpanPredictor(ElmoTask, SpanPredictor):
 
     def __init__(self, config: ModelConfig, num_outputs: int = 2) -> None:
         super().__init__(config, num_outputs)
-        each = min(HEAD_SIZE, config.hidden_size // 2)
+        each = max(LEAST, min(HEAD_SIZE, config.hidden_size // 2))
         size = 2 * each
         self.reader = BiLSTM(config.hidden_size, each, 1, config.dropout)
         self.attention = nn.Linear(3 * size, 1, bias=False)
