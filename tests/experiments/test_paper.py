@@ -388,7 +388,7 @@ def test_mistakes_of_the_command(files, tmp_path):
     own = command(files, tmp_path / "out")
     assert "unknown 'sts'" in refused(*own, "--tasks", "sts")
     assert "unknown 'lrt'" in refused(*own, "--variants", "lrt")
-    assert "ltr: no row of these has a column of ner" in refused(
+    assert "none of the rows ltr has one of the columns ner" in refused(
         *own, "--variants", "ltr", "--tasks", "ner"
     )
     assert "nano" in refused(*own, "--scale", "nan")

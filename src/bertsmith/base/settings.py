@@ -67,7 +67,7 @@ PositiveFraction = Bounds("must be above 0 and at most 1", above=0, maximum=1)
 
 
 def check_bounds(settings: Any) -> None:
-    """Refuse words that the `Literal` of a dataclass' field has not, and numbers outside `Bounds`.
+    """Refuse words that a field's `Literal` does not list, and numbers outside its `Bounds`.
 
     Errors: ValueError that names the first such setting, its value and what it must be.
     """

@@ -39,7 +39,7 @@ from bertsmith.model.heads import (
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.recurrent import BiLSTM, ScalarMix
 
-HEAD_SIZE, LEAST = 128, 64  # of a direction of a BiLSTM: a small model has no larger head
+HEAD_SIZE = 128  # of a direction of a BiLSTM
 BYTES_A_WORD = 6  # about, with its end, to count operations
 INSIDE = 10.0  # an answer begins inside a word with this much less than at its border, in nats
 NEVER = -1e4  # a logit that no softmax sees
@@ -172,12 +172,21 @@ class ElmoOptionScorer(ElmoClassifier, OptionScorer):
     """One number for a context with one of its options: [B, 1]."""
 
 
+def head_size(width: int) -> int:
+    """The units of a direction for a part of a model's width: a small model has no larger head.
+
+    >>> head_size(8), head_size(96), head_size(512)
+    (64, 96, 128)
+    """
+    return max(HEAD_SIZE // 2, min(HEAD_SIZE, width))
+
+
 class ElmoTagger(ElmoTask, TokenClassifier):
     """Two layers of BiLSTM: [B, S, K], at the first byte of each word."""
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__(config, num_outputs)
-        size = max(LEAST, min(HEAD_SIZE, 3 * config.hidden_size // 4))
+        size = head_size(3 * config.hidden_size // 4)
         self.reader = BiLSTM(config.hidden_size, size, 2, config.dropout)
         self.classifier = nn.Linear(2 * size, num_outputs)
 
@@ -199,11 +208,11 @@ class ElmoSpanPredictor(ElmoTask, SpanPredictor):
 
     def __init__(self, config: ModelConfig, num_outputs: int = 2) -> None:
         super().__init__(config, num_outputs)
-        each = max(LEAST, min(HEAD_SIZE, config.hidden_size // 2))
-        size = 2 * each
-        self.reader = BiLSTM(config.hidden_size, each, 1, config.dropout)
+        units = head_size(config.hidden_size // 2)
+        size = 2 * units
+        self.reader = BiLSTM(config.hidden_size, units, 1, config.dropout)
         self.attention = nn.Linear(3 * size, 1, bias=False)
-        self.modeler = BiLSTM(4 * size, each, 1, config.dropout)
+        self.modeler = BiLSTM(4 * size, units, 1, config.dropout)
         self.span = nn.Linear(size, num_outputs)
         self.nothing = nn.Linear(size, num_outputs)  # at [CLS]: there is no answer
 

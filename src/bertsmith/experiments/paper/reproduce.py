@@ -126,8 +126,8 @@ def plan_of(name: str, settings: ReproduceSettings) -> tuple[Experiment, Work]:
         if one.name in names and (own := [c for c in one.columns or columns if c in columns])
     ]
     if not kept:
-        rows_left, left = ", ".join(names), ", ".join(columns)
-        raise NothingToMeasure(f"{name}: {rows_left}: no row of these has a column of {left}")
+        asked = f"none of the rows {', '.join(names)} has one of the columns {', '.join(columns)}"
+        raise NothingToMeasure(f"{name}: {asked}")
     known = {one.name for one in kept}
     claims = [
         replace(one, columns=tuple(c for c in one.columns or columns if c in columns))

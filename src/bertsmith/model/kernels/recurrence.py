@@ -384,7 +384,7 @@ def lstm_rows(x, product, before, gates, cells, states, clip):
 def lstm_gradient_rows(d_states, by_states, by_cells, gates, before, cells, d_cells, d_x, clip):
     """Gradients by states and cells, of the steps after and of others -> by W x + b.
 
-    `d_cells` becomes the gradient by the cells before.
+    `d_cells` becomes the gradient by the cells before. Through a clipped cell passes none.
     """
     size = cells.shape[1]
     made = np.empty(4 * size, np.float32)
