@@ -132,13 +132,14 @@ class Encoder(nn.Module):
         if torch.is_autocast_enabled(x_BSH.device.type):
             x_BSH = x_BSH.to(torch.get_autocast_dtype(x_BSH.device.type))
         (rows, length), places = x_BSH.shape[:2], positions_BQ
-        attend, unpadded = attention_for(self.config, x_BSH, lengths_B, self.training), None
-        if not (all_layers or self.config.causal):
+        config, unpadded = self.config, None
+        dropout = config.attention_dropout if self.training else 0.0
+        how = lengths_B, config.num_heads, dropout, config.causal
+        if not all_layers:
             any_number = isinstance(self.layers[0].qkv, Int8Linear)
-            how = attend.num_heads, attend.dropout
-            unpadded = without_padding(x_BSH, lengths_B, *how, any_number)
+            unpadded = without_padding(x_BSH, *how, any_number)
+        attend = unpadded or attention_for(x_BSH, *how)
         if unpadded:
-            attend = unpadded
             x_BSH = unpadded.flat(x_BSH)  # [1, T, H]
             places = None if positions_BQ is None else unpadded.places(positions_BQ)
         run = recomputed if self.activation_checkpointing and self.training else nn.Module.__call__

@@ -63,21 +63,20 @@ class Attend:
 
 
 def attention_for(
-    config: ModelConfig, x_BSH: Tensor, lengths_B: Tensor | None, training: bool
+    x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float, causal: bool
 ) -> Attend:
     """The attention of rows of which `lengths_B` tokens are real; None: all are."""
-    heads, dropout = config.num_heads, config.attention_dropout if training else 0.0
     if lengths_B is None:
-        return Attend(heads, dropout, causal=config.causal)
-    length, head_size, pieces = x_BSH.shape[1], config.hidden_size // heads, None
+        return Attend(num_heads, dropout, causal=causal)
+    length, head_size, pieces = x_BSH.shape[1], x_BSH.shape[2] // num_heads, None
     columns = torch.arange(length, device=lengths_B.device)
     mask = (columns < lengths_B[:, None])[:, None, None, :]
-    if config.causal:
+    if causal:
         mask = mask & (columns <= columns[:, None])
     # the kernel for pieces has no dropout
     elif not (dropout or kernels_left_out()) and has_flash(x_BSH.device, x_BSH.dtype, head_size):
         pieces = row_pieces(lengths_B, length)
-    return Attend(heads, dropout, mask, pieces=pieces)
+    return Attend(num_heads, dropout, mask, pieces=pieces)
 
 
 def row_lengths(ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor:

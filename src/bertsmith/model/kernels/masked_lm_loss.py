@@ -26,6 +26,7 @@ from bertsmith.model.kernels.llvm.blocks import LINE
 from bertsmith.model.kernels.llvm.int8_masked_lm import Int8MaskedLMLoss
 from bertsmith.model.kernels.llvm.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
 from bertsmith.model.kernels.numbers import exp, largest, load, store, vectorized
+from bertsmith.model.kernels.unpadded import SHAPES
 
 UNUSED = -100  # PyTorch's own label for what does not count
 BLOCK = 512  # masked positions at once: 31 MB of bf16 logits at 30,522 pieces
@@ -71,11 +72,13 @@ class _MaskedLMLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
         hidden_NH, table_VH, bias_V, labels_N, weights_N = given
+        count = len(labels_N)
+        hidden_NH = F.pad(hidden_NH, (0, 0, 0, -count % SHAPES))  # of zeros, as are their logits
         table, bias = table_VH.to(hidden_NH.dtype), vector(bias_V)
         hidden_gradient, bias_gradient = torch.empty_like(hidden_NH), torch.zeros(len(bias_V))
         table_gradient = None
         loss, correct = 0.0, 0
-        for start in range(0, len(labels_N), BLOCK):
+        for start in range(0, count, BLOCK):
             block = slice(start, start + BLOCK)
             logits = hidden_NH[block] @ table.t()
             labels, weights = labels_N[block].numpy(), weights_N[block].numpy()
@@ -90,9 +93,9 @@ class _MaskedLMLoss(torch.autograd.Function):
         if table_gradient is None:  # nothing was masked, or no gradient is wanted
             table_gradient = torch.zeros(table_VH.shape)
         ctx.table_type = table_VH.dtype
-        ctx.save_for_backward(hidden_gradient, table_gradient, bias_gradient)
-        ctx.mark_non_differentiable(count := torch.tensor(correct))
-        return torch.tensor(loss, dtype=torch.float32), count
+        ctx.save_for_backward(hidden_gradient[:count], table_gradient, bias_gradient)
+        ctx.mark_non_differentiable(right := torch.tensor(correct))
+        return torch.tensor(loss, dtype=torch.float32), right
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -106,7 +109,7 @@ class _MaskedLMLoss(torch.autograd.Function):
 
 @vectorized
 def cross_entropy_rows(logits, bias, labels, weights, bias_gradient):
-    """Logits without bias [N, V] to weight * (softmax - one-hot of the label) in place.
+    """Logits without bias [at least N, V] to weight * (softmax - one-hot of the label) in place.
 
     Their sum over the rows is added to `bias_gradient` [V]. Returns (weighted sum of the losses in
     nats, how many labels had the largest logit).
@@ -114,7 +117,7 @@ def cross_entropy_rows(logits, bias, labels, weights, bias_gradient):
     columns = len(bias)
     exponentials = np.empty(columns, np.float32)
     loss, correct = 0.0, 0
-    for row in range(len(logits)):
+    for row in range(len(labels)):
         line, label, weight = logits[row], labels[row], weights[row]
         for column in range(columns):
             exponentials[column] = load(line[column]) + load(bias[column])

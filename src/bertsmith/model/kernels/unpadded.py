@@ -2,9 +2,9 @@
 
 All layers but attention compute each position by itself, so padding is left out of what they get.
 Where vectors multiply bf16, attention reads the tokens where they lie (`llvm/row_attention.py`).
-Elsewhere it puts the rows into groups of about one length. Moving them costs some of what is
-gained: a mini trains on rows of 512 tokens, a quarter of them padding, 1.15 to 1.3 times as fast,
-on rows of 128 no faster (docs/design/lab.md).
+Elsewhere it puts the rows into groups of about one length, unless they are causal. Moving them
+costs some of what is gained: a mini trains on rows of 512 tokens, a quarter of them padding, 1.15
+to 1.3 times as fast, on rows of 128 no faster (docs/design/lab.md).
 
 Letters as in model/encoder.py; T real tokens and P queries of a batch, G rows of a group.
 """
@@ -100,11 +100,16 @@ def groups_of_rows(lengths_B: np.ndarray, queries_B: np.ndarray, heads: int) -> 
     return groups
 
 
+def columns_of(sizes_B: np.ndarray) -> np.ndarray:
+    """The columns of rows of so many tokens, one row after another, [T]."""
+    return np.concatenate([np.arange(size) for size in sizes_B])
+
+
 def _places(sizes_B: np.ndarray, chosen: np.ndarray, heads: int) -> Places:
     """Places of so many tokens of the chosen rows."""
     starts_B, sizes = sizes_B.cumsum() - sizes_B, sizes_B[chosen]
     width = int(-(-sizes.max() // WIDTH) * WIDTH)
-    columns = np.concatenate([np.arange(size) for size in sizes])
+    columns = columns_of(sizes)
     tokens = columns + np.repeat(starts_B[chosen], sizes)
     first = columns + np.repeat(np.arange(len(chosen)) * heads * width, sizes)
     head = np.arange(heads)
@@ -164,12 +169,13 @@ def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
 class RowAttention(torch.autograd.Function):
     """Attention of rows without padding, [P, H]; of `queries_keys_values` in one tensor or two.
 
-    Row b has `lengths_B` of the keys and `queries_B` of the queries, in order.
+    Row b has `lengths_B` of the keys and `queries_B` of the queries, in order; a query sees the
+    first `seen_P` of its row's keys.
     """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        *parts, lengths_B, queries_B, heads, rate = given
+        *parts, lengths_B, queries_B, seen_P, heads, rate = given
         parts = [part.contiguous() for part in parts]
         key = np.uint32(next_key() if rate else 0)
         dropout = threshold(rate), key, np.float32(1 / (1 - rate))
@@ -179,7 +185,7 @@ class RowAttention(torch.autograd.Function):
         count, size = len(parts[0]), parts[-1].shape[1] // (4 - len(parts))
         context_PH = parts[0].new_empty(count, size)
         exponentials, factors_AP = parts[0].new_empty(room), torch.empty(heads, count)
-        ctx.how = reads, starts, heads, dropout
+        ctx.how = reads, starts, seen_P, heads, dropout
         made = flat(exponentials), rows(factors_AP), rows(context_PH)
         attend(rows(parts[0]), rows(parts[-1]), *ctx.how, *made)
         ctx.save_for_backward(exponentials, factors_AP, *parts)
@@ -192,7 +198,7 @@ class RowAttention(torch.autograd.Function):
         given = (rows(x) for x in (gradients[0].contiguous(), parts[0], parts[-1]))
         made = flat(exponentials), rows(factors_AP), rows(found[0]), rows(found[-1])
         attention_gradients(*given, *ctx.how, *made)
-        return *found, None, None, None, None
+        return *found, None, None, None, None, None
 
 
 class _Taken(torch.autograd.Function):
@@ -221,8 +227,16 @@ class Unpadded:
     dropout: float
     lengths_B: np.ndarray
     queries_B: np.ndarray
+    columns_P: np.ndarray | None  # of the queries, which see no later ones; None: they see all
     tokens_T: Tensor | None  # where they are in [B * S]; None: there is no padding
     by_rows: bool  # see `has_row_attention`
+
+    @cached_property
+    def seen_P(self) -> np.ndarray:
+        """How many tokens of its row each query sees."""
+        if self.columns_P is None:
+            return np.repeat(self.lengths_B, self.queries_B)
+        return self.columns_P + 1
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -250,7 +264,7 @@ class Unpadded:
         """[1, P, H], of parts as `queries_keys_values` has them."""
         matrices, heads = [part[0] for part in parts], self.num_heads
         if self.by_rows:
-            sizes = self.lengths_B, self.queries_B
+            sizes = self.lengths_B, self.queries_B, self.seen_P
             return RowAttention.apply(*matrices, *sizes, heads, self.dropout)[None]
         three = queries_keys_values(*matrices)
         return GroupedAttention.apply(*three, self.groups, heads, self.dropout)[None]
@@ -259,16 +273,23 @@ class Unpadded:
         """The same for as many queries of each row."""
         queries_B = np.zeros_like(self.lengths_B)
         queries_B[: len(positions_BQ)] = positions_BQ.shape[1]
-        return replace(self, queries_B=queries_B)
+        columns_P = None if self.columns_P is None else positions_BQ.numpy().ravel()
+        return replace(self, queries_B=queries_B, columns_P=columns_P)
 
 
 def without_padding(
-    x_BSH: Tensor, lengths_B: Tensor | None, num_heads: int, dropout: float, any_number: bool
+    x_BSH: Tensor,
+    lengths_B: Tensor | None,
+    num_heads: int,
+    dropout: float,
+    causal: bool,
+    any_number: bool,
 ) -> Unpadded | None:
     """The rows without padding where a CPU trains and is faster so; else None.
 
-    Every position sees all others of its row. `dropout` is that of attention. Int8 layers take
-    `any_number` of tokens; else it is rounded up, as PyTorch writes a program for each number.
+    Every position sees all others of its row; if `causal`, those before it. `dropout` is that of
+    attention. Int8 layers take `any_number` of tokens; else it is rounded up, as PyTorch writes a
+    program for each number.
     """
     if not (torch.is_grad_enabled() and has_kernels(x_BSH) and x_BSH.requires_grad):
         return None
@@ -278,14 +299,16 @@ def without_padding(
     if not (batch and lengths.all()):
         return None
     padding = 1 - lengths.sum() / (batch * length)
-    in_words = head_size % 4 == 0  # for groups
-    if not by_rows and (length < LEAST_LENGTH or padding < LEAST_PADDING or not in_words):
+    by_groups = not causal and head_size % 4 == 0  # whose vectors are moved in whole words
+    if not by_rows and (length < LEAST_LENGTH or padding < LEAST_PADDING or not by_groups):
         return None
-    if not padding:
-        return Unpadded(num_heads, dropout, lengths, lengths, None, by_rows)
-    is_real = np.arange(length) < lengths[:, None]
-    places, fill = np.flatnonzero(is_real), np.flatnonzero(~is_real)
-    fill = fill[: -len(places) % SHAPES if by_rows and not any_number else 0]
-    if len(fill):
-        places, lengths = np.append(places, fill), np.append(lengths, len(fill))
-    return Unpadded(num_heads, dropout, lengths, lengths, torch.from_numpy(places), by_rows)
+    tokens = None
+    if padding:
+        is_real = np.arange(length) < lengths[:, None]
+        places, fill = np.flatnonzero(is_real), np.flatnonzero(~is_real)
+        fill = fill[: -len(places) % SHAPES if by_rows and not any_number else 0]
+        if len(fill):
+            places, lengths = np.append(places, fill), np.append(lengths, len(fill))
+        tokens = torch.from_numpy(places)
+    columns = columns_of(lengths) if causal else None
+    return Unpadded(num_heads, dropout, lengths, lengths, columns, tokens, by_rows)

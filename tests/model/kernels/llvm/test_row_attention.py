@@ -16,13 +16,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def formula(parts, lengths, queries, heads, kept=None):
-    """softmax(q k^T / sqrt(D)) v of each row; `kept`: factors of its probabilities [A, Q, L]."""
+def formula(parts, lengths, queries, heads, kept=None, seen=None):
+    """softmax(q k^T / sqrt(D)) v of each row; `kept`: factors of its probabilities [A, Q, L].
+
+    `seen` [P]: how many keys a query sees; None: all of its row.
+    """
     sizes, found = (queries, lengths, lengths), []
     by_row = (part.split(own.tolist()) for part, own in zip(parts, sizes, strict=True))
     for row, three in enumerate(zip(*by_row, strict=True)):
         q, k, v = (x.unflatten(1, (heads, -1)).transpose(0, 1) for x in three)
-        p = (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(dim=2)
+        scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[2])
+        if seen is not None:
+            own = torch.from_numpy(seen).split(queries.tolist())[row]
+            scores = scores.masked_fill(torch.arange(k.shape[1]) >= own[:, None], -torch.inf)
+        p = scores.softmax(dim=2)
         p = p if kept is None else p * kept[row]
         found.append((p @ v).transpose(0, 1).flatten(1))
     return torch.cat(found)
@@ -43,15 +50,15 @@ def outcome(function, parts, above):
     return [context.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def of_parts(lengths, queries, heads, rate=0.0):
+def of_parts(lengths, queries, heads, rate=0.0, seen=None):
     """Attention of q, k and v; keys and values in one tensor."""
-    how = lengths, queries, heads, rate
+    how = lengths, queries, np.repeat(lengths, queries) if seen is None else seen, heads, rate
     return lambda q, *kv: RowAttention.apply(q, torch.cat(kv, dim=1), *how)
 
 
 def of_one(lengths, heads, rate=0.0):
     """Attention of q, k and v in one tensor."""
-    how = lengths, lengths, heads, rate
+    how = lengths, lengths, np.repeat(lengths, lengths), heads, rate
     return lambda *qkv: RowAttention.apply(torch.cat(qkv, dim=1), *how)
 
 
@@ -74,6 +81,25 @@ def test_context_and_gradients_are_those_of_the_formula(lengths, queries, heads,
     if lengths.max() == 1:  # one key has the probability 1 whatever the scores: no gradient
         found, wanted = (one[::3] for one in (found, wanted))
     assert_near(found, wanted, 5e-3)  # numbers of 8 bits; 0.002 to 0.003 was seen
+
+
+@pytest.mark.parametrize(("lengths", "queries", "heads", "head"), CASES, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_may_see_the_first_keys_alone(lengths, queries, heads, head, causal):
+    """As many as stand before it where each key has a query, else any number in any order."""
+    lengths, queries = np.array(lengths), np.array(queries)
+    pairs = list(zip(lengths.tolist(), queries.tolist(), strict=True))
+    draw = np.random.default_rng(0).integers
+    seen = np.concatenate(
+        [np.arange(q) + 1 if causal and q == k else draw(1, k, q, endpoint=True) for k, q in pairs]
+    )
+    *parts, above = given(lengths, queries, heads * head)
+    found = outcome(of_parts(lengths, queries, heads, seen=seen), parts, above)
+    exact = [part.double() for part in parts]
+    wanted = outcome(lambda *qkv: formula(qkv, lengths, queries, heads, seen=seen), exact, above)
+    if lengths.max() == 1:
+        found, wanted = (one[::3] for one in (found, wanted))
+    assert_near(found, wanted, 5e-3)
 
 
 def test_one_tensor_of_all_three_is_the_same():

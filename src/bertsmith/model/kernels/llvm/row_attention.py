@@ -1,15 +1,17 @@
 """Attention for training over rows without padding, where vectors multiply bf16.
 
 Of one row and head the keys, or the values, are packed once; 32 queries at a time are multiplied,
-and nothing is computed for padding. The exponentials of the softmax, in bf16, are kept for the
-backward pass, negative where dropped, with one over each query's sum.
+and nothing is computed for padding, nor for blocks of keys that none of the queries sees. The
+exponentials of the softmax, in bf16, are kept for the backward pass, negative where dropped, with
+one over each query's sum.
 
 The gradients by keys and values are products over queries. Their left operand would be a transpose
 of L x L probabilities; so they are computed as their own transposes, whose left operand is one of
 Q x D numbers.
 
 Letters: T tokens, P queries of all rows, A heads, H hidden size, D = H / A; of one row and head L
-keys, Q queries, W = L rounded up to a multiple of 32.
+keys, Q queries, W = L rounded up to a multiple of 32; of 32 queries V = the most keys that one of
+them sees, rounded up likewise.
 """
 
 from __future__ import annotations
@@ -103,13 +105,14 @@ def leave_out_dropped(exponentials, kept):
 
 
 @compiled
-def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context):
+def attend(q, kv, reads, starts, seen, heads, dropout, exponentials, factors, context):
     """softmax(q k^T / sqrt(D)) v, of bf16, into `context` [P, H].
 
     The first H columns of q are queries, the last 2 H of kv keys and values; both may be one array.
-    Row t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1].
-    `exponentials`: room for Q x W of each row and head, and 8 x W of the longest more; `factors`
-    float32 [A, P]. `dropout`: limit, key, and the factor of what is kept; the limit 0 drops none.
+    Row t has the queries reads[t]:reads[t + 1], the keys and values starts[t]:starts[t + 1]. Of
+    these a query sees the first seen[P]. `exponentials`: room for Q x W of each row and head, and
+    8 x W of the longest more; of 32 queries it takes 32 x V. `factors` float32 [A, P]. `dropout`:
+    limit, key, and the factor of what is kept; the limit 0 drops none.
     """
     size, (limit, key, kept_factor) = context.shape[1], dropout
     head, width = size // heads, wide(np.max(starts[1:] - starts[:-1]))
@@ -121,25 +124,27 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
     kept, panel, place = zeros(ROWS, width, HALVES), values.shape[1] * COLUMNS, 0
     for t in range(len(starts) - 1):
         first, length = starts[t], starts[t + 1] - starts[t]
-        own, groups = wide(length), (length + 1) // 2
         for number in range(heads):
             column, of_values = number * head, kv.shape[1] - size + number * head
             pack_columns(kv, first, length, of_values - size, few, keys)
             pack_rows(kv, first, length, of_values, nothing, values, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count = min(ROWS, reads[t + 1] - start)
+                most = np.max(seen[start : start + count])
+                own, groups = wide(most), (most + 1) // 2
                 head_rows(q, start, count, column, lines)
                 a, step = address(lines, 0), 2 * head
                 for n in range(0, own, COLUMNS):
                     b, c = address(keys, n * (head // 2)), address(scores, n)
                     block(lines, a, step, b, PAIR, c, 4 * width, head // 2, count)
+                found = exponentials[place : place + count * own].reshape((count, own))
                 for r in range(count):
                     row, target = address(scores, r * width), address(exponentials, place + r * own)
-                    inverse = exponential_row(row, length, scale, exponentials, target)
+                    inverse = exponential_row(row, seen[start + r], scale, exponentials, target)
                     factors[number, start + r] = inverse
+                    found[r, wide(seen[start + r]) :] = 0
                 a, step = address(exponentials, place), 2 * own
                 if limit:
-                    found = exponentials[place : place + count * own].reshape((count, own))
                     drop(found, start * heads + number, heads, limit, key, kept)
                     a, step = address(kept, 0), 2 * width
                 for d in range(0, head, COLUMNS):
@@ -152,7 +157,7 @@ def attend(q, kv, reads, starts, heads, dropout, exponentials, factors, context)
 
 @compiled
 def attention_gradients(
-    above, q, kv, reads, starts, heads, dropout, exponentials, factors, by_q, by_kv
+    above, q, kv, reads, starts, seen, heads, dropout, exponentials, factors, by_q, by_kv
 ):
     """Gradients by q and kv, which may be one array, from that by the context; see `attend`."""
     size, (limit, _, kept_factor) = above.shape[1], dropout
@@ -169,8 +174,7 @@ def attention_gradients(
     ones, place = np.ones(ROWS, np.float32), 0
     for t in range(len(starts) - 1):
         first, length = starts[t], starts[t + 1] - starts[t]
-        own, groups, pairs = wide(length), (length + 1) // 2, (reads[t + 1] - reads[t] + 1) // 2
-        panels = own // COLUMNS
+        pairs, panels = (reads[t + 1] - reads[t] + 1) // 2, wide(length) // COLUMNS
         for number in range(heads):
             column, of_values = number * head, kv.shape[1] - size + number * head
             of_keys = of_values - size
@@ -179,6 +183,8 @@ def attention_gradients(
             pack_rows(q, reads[t], reads[t + 1] - reads[t], column, nothing, queries, 0)
             for start in range(reads[t], reads[t + 1], ROWS):
                 count, at = min(ROWS, reads[t + 1] - start), (start - reads[t]) // 2
+                most = np.max(seen[start : start + count])
+                own, groups = wide(most), (most + 1) // 2
                 head_rows(above, start, count, column, lines)
                 for n in range(0, own, COLUMNS):
                     b, c = address(values, n * (head // 2)), address(gradients, n)
@@ -197,13 +203,15 @@ def attention_gradients(
                 if limit:
                     leave_out_dropped(found, own_kept)
                     found = own_kept
-                pack_rows(found, 0, count, 0, nothing, kept[:panels], at)
-                pack_rows(own_scores, 0, count, 0, nothing, by_scores[:panels], at)
+                for packed, source in ((kept, found), (by_scores, own_scores)):
+                    pack_rows(source, 0, count, 0, nothing, packed[: own // COLUMNS], at)
+                    packed[own // COLUMNS : panels, at : at + (count + 1) // 2] = 0
                 place += count * own
+            row_seen = seen[reads[t] : reads[t + 1]]
             turn(by_contexts, pairs, turned)
-            over_queries(lines, turned, pairs, kept, by_kv, first, length, of_values)
+            over_queries(lines, turned, row_seen, kept, by_kv, first, length, of_values)
             turn(queries, pairs, turned)
-            over_queries(lines, turned, pairs, by_scores, by_kv, first, length, of_keys)
+            over_queries(lines, turned, row_seen, by_scores, by_kv, first, length, of_keys)
 
 
 @vectorized
@@ -227,13 +235,19 @@ def turn(packed, count, turned):
 
 
 @compiled
-def over_queries(like, turned, count, packed, target, first, length, column):
-    """turned [D, Q] times packed [Q, W], over `count` pairs, as a head's rows of L tokens."""
-    head, pairs = turned.shape[0], packed.shape[1]
+def over_queries(like, turned, seen, packed, target, first, length, column):
+    """turned [D, Q] times packed [Q, W], as a head's rows of L tokens; `seen` as in `attend`, [Q].
+
+    The sum begins at the first 32 queries of which one sees the keys.
+    """
+    head, pairs, start = turned.shape[0], packed.shape[1], 0
     sums, lines = np.empty((head, COLUMNS), np.float32), np.empty((COLUMNS, head), np.float32)
     ones = np.ones(COLUMNS, np.float32)
     for n in range(0, length, COLUMNS):
-        a, b = address(turned, 0), address(packed, n * pairs)
+        while start + ROWS < len(seen) and np.max(seen[start : start + ROWS]) <= n:
+            start += ROWS
+        a, b = address(turned, start // 2), address(packed, n * pairs + start // 2 * COLUMNS)
+        count = (len(seen) - start + 1) // 2
         block(like, a, 4 * turned.shape[1], b, PAIR, address(sums, 0), PAIR, count, head)
         for d in range(0, head, LANES):
             for key in range(0, COLUMNS, LANES):
