@@ -220,6 +220,7 @@ class TaskModel(nn.Module):
     """
 
     reads_tokens = True  # False: only where the row's answer is read
+    int8_loss = False  # of a language model, see `use_int8`
 
     def __init__(self, config: ModelConfig, num_outputs: int) -> None:
         super().__init__()
@@ -271,7 +272,8 @@ class TaskModel(nn.Module):
         table_VH = self.encoder.embeddings.token.weight
         read_NH, next_N = hidden_BSH[:, :-1][is_read], ids_BS[:, 1:][is_read].long()
         bias_V = table_VH.new_zeros(len(table_VH))
-        return outputs, masked_lm_loss(read_NH, table_VH, bias_V, next_N, weights)[0]
+        given = read_NH, table_VH, bias_V, next_N, weights
+        return outputs, masked_lm_loss(*given, int8=self.int8_loss)[0]
 
     def flops(self, rows: int, length: int) -> float:
         """FLOPs of a training step; see `training_flops`."""
