@@ -154,11 +154,11 @@ def test_predict_goes_on_where_it_was_interrupted(tmp_path, reviews, data, monke
     monkeypatch.setattr("bertsmith.inference.bulk.WINDOW_ROWS", 2)
     outputs, windows, last = Predictor.outputs, [], 2 * runs
 
-    def counting(self, features, on_batch=None):
+    def counting(self, features, *on_batch):
         if len(windows) == last:
             raise KeyboardInterrupt
         windows.append(len(features))
-        return outputs(self, features, on_batch)
+        return outputs(self, features, *on_batch)
 
     monkeypatch.setattr(Predictor, "outputs", counting)
     ran = cli(*words, out)

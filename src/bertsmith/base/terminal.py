@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 PLAIN_INTERVAL = 10.0  # seconds between two plain lines
@@ -14,6 +14,14 @@ FIGURES = 50  # characters that a bar leaves for the figures where it can
 SEPARATOR = " · "
 MANY_CASES = 1000  # from which on a fraction stands without their number
 NO_VALUE = "–"
+
+
+def ignore(*given: object) -> None:
+    """Do nothing."""
+
+
+OnBatch = Callable[[int], object]
+"""It is given the number of rows in each batch that is done."""
 
 
 class Progress:

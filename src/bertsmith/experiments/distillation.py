@@ -90,7 +90,7 @@ class Teacher:
         return outputs[:, [own.label_names.index(name) for name in self.model_task.label_names]]
 
     def teach(self, train: Any, source: Path | None = None) -> tuple[Any, np.ndarray]:
-        """(Training data, the teacher's outputs for it [N, K]) for `Job.prepare`.
+        """(Training data, the teacher's outputs for it [N, K]) for `Trainer.prepare`.
 
         `source` is a file of transfer data, texts without labels (.txt: a text a line), which are
         added to the training data with the teacher's answers as labels; blank ones are left out.

@@ -32,7 +32,7 @@ import numpy as np
 from bertsmith.base import VERSION
 from bertsmith.base.cluster import cluster, map_in_order
 from bertsmith.base.files import fault_point, locked_file, named_errors
-from bertsmith.base.terminal import Progress
+from bertsmith.base.terminal import OnBatch, Progress
 from bertsmith.inference.engines.choice import request_digest
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.tasks.answer_files import read_rows
@@ -371,9 +371,7 @@ def _answer_window(
     return made, features.counts() | data.counts()
 
 
-def mean_outputs(
-    models: Sequence[Predictor], features: Features, on_batch: Callable[[int], None]
-) -> np.ndarray:
+def mean_outputs(models: Sequence[Predictor], features: Features, on_batch: OnBatch) -> np.ndarray:
     """The mean of the heads' outputs for rows, float32."""
     return np.mean([model.outputs(features, on_batch) for model in models], axis=0)
 

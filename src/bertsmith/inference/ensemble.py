@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.inference.predictor import Predictor
 from bertsmith.tasks.metrics import confusion
 from bertsmith.training.finetuning.task_types.base import ModelTask
 from bertsmith.training.finetuning.task_types.texts import LabelType
 
 
-def evaluate_on(
-    predictor: Predictor, data: Any, on_batch: Callable[[int], None] | None = None
-) -> dict[str, Any]:
+def evaluate_on(predictor: Predictor, data: Any, on_batch: OnBatch = ignore) -> dict[str, Any]:
     """Score the model by the metrics of its task on labelled data.
 
     Returns {"metrics": {name: number}, "notes": {name: reason} of those that are 0, or partly, for
     want of examples, "examples": N} and, where the answers are classes, "labels": [names] and
-    "confusion": counts [true class][predicted class]. `on_batch` is given the number of rows done.
+    "confusion": counts [true class][predicted class].
     """
     task_type, model_task = predictor.task_type, predictor.model_task
     answers = predictor.predict(data, on_batch)

@@ -25,6 +25,7 @@ import numpy as np
 from bertsmith.base import VERSION
 from bertsmith.base.files import atomic_folder, read_json, write_json
 from bertsmith.base.settings import check_bounds
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.model.config import ModelConfig
@@ -98,7 +99,7 @@ def word_vectors(
     counts: np.ndarray,
     extraction: Extraction,
     allocate: Callable[[tuple[int, ...]], np.ndarray],
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The vectors of the words of N texts, which have `counts` [N] words each.
 
@@ -183,13 +184,12 @@ def extract_features(
     counts: np.ndarray,
     extraction: Extraction,
     out: Path,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
 ) -> None:
     """Write the vectors of all words to the folder `out`, which `open_features` opens.
 
     `sentences` and `counts` are those of `read_words`. In memory are the texts and one batch's
-    vectors. `out` is whole or absent; one that is there is replaced. `on_batch` is given the number
-    of the model's rows in each batch.
+    vectors. `out` is whole or absent; one that is there is replaced.
 
     Errors: ValueError as `word_vectors`; OSError when the disk is full.
     """

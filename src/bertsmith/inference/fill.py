@@ -191,7 +191,7 @@ def _check_top(top: int) -> None:
 def fill_words(
     filler: MaskFiller, text: str, max_pieces: int, top: int = 5
 ) -> list[dict[str, Any]]:
-    """The `top` best ways to put a whole word of 1 to `words` pieces at every [MASK].
+    """The `top` best ways to put a whole word of 1 to `max_pieces` pieces at every [MASK].
 
     Returns {"words": ["souvenir"], "pieces": [["so", "##uvenir"]], "log_probability": -3.2,
     "score": -1.6} for each, best first by "score", the log-probability divided by the number of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from bertsmith.base.settings import checked
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.checkpoints.config_json import read_extra_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.inference import features
@@ -391,11 +392,10 @@ class Predictor(Runner):
         self.model(LANGUAGE_MODEL)
         return MaskFiller(self)
 
-    def predict(self, data: Any, on_batch: Callable[[int], None] | None = None) -> Any:
+    def predict(self, data: Any, on_batch: OnBatch = ignore) -> Any:
         """The answers to data as `read` or `read_input` of the model's task type gives it.
 
-        `on_batch` is given the number of rows in each batch that is done. A line on stderr counts
-        the texts that are cut.
+        A line on stderr counts the texts that are cut.
         """
         model_task, task_type = self.model_task, self.task_type
         rows = task_type.featurize(self.tokenizer, data, model_task)

@@ -6,12 +6,13 @@ last hidden states, and `finished` only the vectors of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
 from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.tasks.features import Features
@@ -27,7 +28,7 @@ def embed(
     model: Runner,
     texts: Sequence[str],
     pooling: PoolingSettings,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
     processor: Processor | None = None,
 ) -> Embedded:
     """The vectors of N texts.
@@ -40,13 +41,12 @@ def embed(
     if not texts:
         return Embedded(np.empty((0, size), np.float32), 0, np.empty(0, np.int64))
     rows = text_rows(model.tokenizer, texts, pooling, model.config.max_positions)
-    on_rows = on_batch if rows.texts is None else None  # several rows may be a text
+    on_rows = on_batch if rows.texts is None else ignore  # several rows may be a text
     vectors = model.vectors(rows.features, pooling.pool, rows.skip, on_rows, processor)
     vectors = finished(vectors, rows, pooling)
-    if on_batch and not on_rows:
-        on_batch(len(texts))
     tokens = rows.features.lengths
     if rows.texts is not None:
+        on_batch(len(texts))
         tokens = np.bincount(rows.texts, tokens).astype(np.int64)
     return Embedded(vectors, rows.features.num_truncated, tokens)
 

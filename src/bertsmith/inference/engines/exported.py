@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bertsmith.base.files import read_json_object
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.checkpoints.config_json import model_kind
 from bertsmith.checkpoints.stored import weight_files
-from bertsmith.inference.engines.processor import OnBatch, Processor
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.features import Features, token_budget_batches
 from bertsmith.tasks.vectors import Pool, picked_log_probabilities, pooled
@@ -175,10 +176,7 @@ class ExportedModel:
     config: ModelConfig
 
     def outputs(
-        self,
-        features: Features,
-        on_batch: OnBatch = None,
-        places: np.ndarray | None = None,
+        self, features: Features, on_batch: OnBatch = ignore, places: np.ndarray | None = None
     ) -> np.ndarray:
         """`places` int64 [P]: these tokens alone."""
         found, numbers = [], []
@@ -189,7 +187,7 @@ class ExportedModel:
         return np.concatenate(found)[np.argsort(np.concatenate(numbers))]
 
     def vectors(
-        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = ignore
     ) -> np.ndarray:
         vectors = np.empty((len(features), self.config.hidden_size), np.float32)
         for rows, _, states in self._batches(features, on_batch):
@@ -201,7 +199,7 @@ class ExportedModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         assert list(layers) == [self.config.num_layers]
         for _, tokens, states in self._batches(features, on_batch):
@@ -231,7 +229,7 @@ class ExportedModel:
         return result
 
     def _batches(
-        self, features: Features, on_batch: OnBatch = None
+        self, features: Features, on_batch: OnBatch = ignore
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(Numbers of rows, of what the graph gives numbers for: the rows or their tokens, these
         numbers), long rows first."""
@@ -245,5 +243,4 @@ class ExportedModel:
                 yield rows, tokens, made[batch["attention_mask"].astype(bool)]
             else:
                 yield rows, rows, made.reshape(len(rows), -1)
-            if on_batch:
-                on_batch(len(rows))
+            on_batch(len(rows))

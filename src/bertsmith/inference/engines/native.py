@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bertsmith.base.processes import in_order
-from bertsmith.inference.engines.processor import PRECISIONS, OnBatch
+from bertsmith.base.terminal import OnBatch, ignore
+from bertsmith.inference.engines.processor import PRECISIONS
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
@@ -240,7 +241,7 @@ class NativeModel:
         """At every token, float32 [T, H]."""
         return self.states(features, np.arange(len(features.ids)), features.boundaries)
 
-    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = ignore) -> np.ndarray:
         """The head's: float32 [R, N], or [T, N] of a head over tokens."""
         return self.run(features, NativeModel._outputs, on_batch)
 
@@ -253,7 +254,7 @@ class NativeModel:
         return self.head("classifier", self.token_states(features))
 
     def vectors(
-        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = ignore
     ) -> np.ndarray:
         """The tokens of each row but the first `skip`, pooled: float32 [R, H]."""
 
@@ -316,7 +317,7 @@ class NativeModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """(Indices into `places`, states of these tokens float32 [N, H] in each of the layers).
 
@@ -332,21 +333,19 @@ class NativeModel:
             first, last = np.searchsorted(places, [token, token + states.shape[1]])
             yield np.arange(first, last), list(states[:, places[first:last] - token])
             token += states.shape[1]
-            if on_batch:
-                on_batch(count)
+            on_batch(count)
 
     def run(
         self,
         features: Features,
         compute: Callable[[NativeModel, Features], np.ndarray],
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
     ) -> np.ndarray:
-        """All that `compute` makes of the rows; `on_batch` gets how many are done each time."""
+        """All that `compute` makes of the rows."""
         found = []
         for count, outcome in self.map(features, compute):
             found.append(outcome)
-            if on_batch:
-                on_batch(count)
+            on_batch(count)
         return np.concatenate(found)
 
     def map(

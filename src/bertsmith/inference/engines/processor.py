@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +21,6 @@ ENGINES = {  # and their precisions; those that can do a thing are tried in this
 }
 PRECISIONS = "float32", "bf16", "int8"  # the exact one first
 GPU_FILES = "nvidia*", "nvhost*", "kfd", "dxg"  # of the drivers of GPUs that PyTorch knows as cuda
-
-
-OnBatch = Callable[[int], None] | None
-"""It is given the number of rows in each batch that is done."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
-from bertsmith.inference.engines.processor import OnBatch, Processor
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.directions import encoders
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
@@ -45,11 +46,11 @@ class TorchModel:
         loaded, engine = load_model(folder, CLASSES[kind]), processor.of_torch()
         return cls(loaded.model.to(engine.device).eval(), loaded.missing, engine)
 
-    def outputs(self, features: Features, on_batch: OnBatch = None) -> np.ndarray:
+    def outputs(self, features: Features, on_batch: OnBatch = ignore) -> np.ndarray:
         return head_outputs(self.model, features, self.engine, on_batch)
 
     def vectors(
-        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = None
+        self, features: Features, pool: Pool, skip: int = 0, on_batch: OnBatch = ignore
     ) -> np.ndarray:
         return sentence_vectors(self.model.encoder, features, self.engine, pool, on_batch, skip)
 
@@ -58,7 +59,7 @@ class TorchModel:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         encoder, engine = self.model.encoder, self.engine
         batches = states_at(encoder, features, places, layers, engine, BATCH_TOKENS, on_batch)

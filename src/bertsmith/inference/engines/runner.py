@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.checkpoints.config_json import TASK_KINDS, model_kind, read_config
 from bertsmith.checkpoints.reading import load_tokenizer, open_tensors
 from bertsmith.inference.engines import exported, native
 from bertsmith.inference.engines.choice import FEWEST_ROWS, Compute, kept_choice, quickest
 from bertsmith.inference.engines.exported import ExportedModel
 from bertsmith.inference.engines.native import NativeModel
-from bertsmith.inference.engines.processor import OnBatch, Processor
+from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.model_task import task_of_texts
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
@@ -69,7 +70,7 @@ class Runner:
         return twin
 
     def outputs(
-        self, features: Features, on_batch: OnBatch = None, processor: Processor | None = None
+        self, features: Features, on_batch: OnBatch = ignore, processor: Processor | None = None
     ) -> np.ndarray:
         """The head's outputs for rows, float32 [R, K], or [T, K] of a head over tokens."""
         return self.model(self.task_kind, processor).outputs(features, on_batch)
@@ -79,7 +80,7 @@ class Runner:
         features: Features,
         pool: Pool,
         skip: int = 0,
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
         processor: Processor | None = None,
     ) -> np.ndarray:
         """Pooled states of rows, float32 [R, H]; see `pooled` of hidden_states.py."""
@@ -90,7 +91,7 @@ class Runner:
         features: Features,
         places: np.ndarray,
         layers: Sequence[int],
-        on_batch: OnBatch = None,
+        on_batch: OnBatch = ignore,
         processor: Processor | None = None,
     ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """States of some tokens in some layers, some rows at a time; see `NativeModel`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -58,23 +58,28 @@ bits_to_float = _bitcast(types.int32, types.float32)
 float_to_bits = _bitcast(types.float32, types.int32)
 
 
-def load(value: Any) -> Any:
+def by_type(choose: Any, inline: str = "always") -> Any:
+    """Make a function for compiled loops of one that chooses its body by its arguments' types."""
+
+    @wraps(choose)
+    def declared(*arguments: Any) -> Any:
+        raise NotImplementedError
+
+    overload(declared, inline=inline)(choose)
+    return declared
+
+
+@by_type
+def load(value):
     """An array's element as a float32."""
-
-
-def store(value: Any, like: Any) -> Any:
-    """A float32 rounded, to nearest even, to an element of the array that `like` is from."""
-
-
-@overload(load, inline="always")
-def _load(value):
     if value == types.uint16:
         return lambda value: bits_to_float(np.int32(value) << np.int32(16))
     return lambda value: value
 
 
-@overload(store, inline="always")
-def _store(value, like):
+@by_type
+def store(value, like):
+    """A float32 rounded, to nearest even, to an element of the array that `like` is from."""
     if like == types.uint16:
 
         def rounded(value, like):
@@ -86,12 +91,10 @@ def _store(value, like):
     return lambda value, like: value
 
 
-def exp(x: Any) -> Any:
+@by_type
+def exp(x):
     """e^x of a float32 x <= 0, relative error below 4e-6 down to e^-87; 0 for all below e^-88."""
 
-
-@overload(exp, inline="always")
-def _exp(x):
     def approximated(x):
         scaled = x * LOG2_E
         scaled = LOWEST if scaled < LOWEST else scaled  # not a number stays so

@@ -63,7 +63,7 @@ class Windows(Features):
 
 
 def max_question_tokens(encoding: EncodingSettings) -> int:
-    """Tokens that a question keeps: `max_question`, but a quarter of a window is the context's.
+    """Tokens a question keeps: `max_question_length`, but a quarter of a window is the context's.
 
     >>> [max_question_tokens(EncodingSettings(length)) for length in (384, 64)]
     [64, 45]
@@ -76,9 +76,9 @@ def featurize_questions(
 ) -> Windows:
     """Tokenize questions and lay them out in windows of at most `max_length` tokens.
 
-    A question keeps its first `max_question_tokens`. A window begins `stride` tokens after the one
-    before it. A token in which an answer begins or ends belongs to it; the original takes all of
-    the answer's words, with punctuation, where its own tokens are not found among theirs.
+    A question keeps its first `max_question_tokens`. A window begins `doc_stride` tokens after the
+    one before it. A token in which an answer begins or ends belongs to it; the original takes all
+    of the answer's words, with punctuation, where its own tokens are not found among theirs.
 
     Errors: ValueError when `max_length` leaves no room for a token of the context.
     """

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from torch.optim import Optimizer
 
+from bertsmith.base.terminal import ignore
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.tasks.features import SORTED_TOGETHER, training_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog
 from bertsmith.training.loop.loop import train, write_evaluation
-from bertsmith.training.loop.task import LoopSettings, Task, Training, TrainingState, ignore
+from bertsmith.training.loop.task import LoopSettings, Task, Training, TrainingState
 
 
 class Epochs:

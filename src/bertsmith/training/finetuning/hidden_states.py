@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.base.files import atomic_file, remove_leftovers
+from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.model.directions import AnyEncoder
 from bertsmith.model.heads import TaskModel
 from bertsmith.tasks.features import Features
@@ -26,12 +27,11 @@ def word_states(
     path: Path,
     engine: Engine,
     budget_tokens: int = 8192,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
 ) -> np.ndarray:
     """The first piece of every word in all layers: float16 [L + 1, W, H], memory-mapped.
 
     Layer 0 is the output of the embeddings. A file that is there already is complete, and is read.
-    `on_batch` gets the number of rows in each batch that is done.
 
     Errors: ValueError for a state that does not fit float16; OSError when the disk is full.
     """
@@ -66,7 +66,7 @@ def states_at(
     layers: Sequence[int],
     engine: Engine,
     budget_tokens: int,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
 ) -> Iterator[tuple[np.ndarray, list[Tensor]]]:
     """The hidden states at some of the T tokens of `features`, a batch of rows at a time.
 
@@ -88,8 +88,7 @@ def states_at(
     batches = row_batches(engine, features.lengths, budget_tokens)
     for rows, found in zip(batches, computed(engine, states_of, batches), strict=True):
         yield found
-        if on_batch:
-            on_batch(len(rows))
+        on_batch(len(rows))
 
 
 def pooled(hidden_BSH: Tensor, lengths_B: Tensor, pool: Pool, skip: int = 0) -> Tensor:
@@ -115,13 +114,10 @@ def sentence_vectors(
     features: Features,
     engine: Engine,
     pool: Pool = "mean",
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: OnBatch = ignore,
     skip: int = 0,
 ) -> np.ndarray:
-    """Vectors float32 [R, H] of R rows in their order, see `pooled`, without dropout.
-
-    `on_batch` gets the number of rows in each batch that is done.
-    """
+    """Vectors float32 [R, H] of R rows in their order, see `pooled`, without dropout."""
     vectors = np.empty((len(features), encoder.config.hidden_size), np.float32)
     training = encoder.training
     encoder.eval()
@@ -135,22 +131,17 @@ def sentence_vectors(
     batches = row_batches(engine, features.lengths)
     for rows, found in zip(batches, computed(engine, vectors_of, batches), strict=True):
         vectors[rows] = found
-        if on_batch:
-            on_batch(len(rows))
+        on_batch(len(rows))
     encoder.train(training)
     return vectors
 
 
 def head_outputs(
-    model: TaskModel,
-    features: Features,
-    engine: Engine,
-    on_batch: Callable[[int], None] | None = None,
+    model: TaskModel, features: Features, engine: Engine, on_batch: OnBatch = ignore
 ) -> np.ndarray:
     """The head's outputs in the order of the rows, float32, without dropout.
 
     [R, K] where it gives K numbers a row, [T, K] where it gives them for every token.
-    `on_batch` gets the number of rows in each batch that is done.
     """
     outputs = np.empty((0, model.num_outputs), np.float32)
     training = model.training
@@ -172,7 +163,6 @@ def head_outputs(
             outputs[tokens] = found[np.arange(found.shape[1]) < lengths[:, None]]
         else:
             outputs[rows] = found
-        if on_batch:
-            on_batch(len(rows))
+        on_batch(len(rows))
     model.train(training)
     return outputs

@@ -247,7 +247,7 @@ def sweep(
     stay the best, whatever other processes have found since.
 
     Errors: ValueError, before a trial is made, for a point of the space that settings or model
-    cannot have, and when no trial came to its end; those of `Study` and `Job.run`.
+    cannot have, and when no trial came to its end; those of `Study` and `Trainer.run`.
     """
     check_points(search.space, settings)
     if values := search.space.get("reinit_layers"):  # the model alone knows how many it has

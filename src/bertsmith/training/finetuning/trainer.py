@@ -308,7 +308,7 @@ class Trainer:
         """Train with one seed and measure on dev; the log is in `folder`.
 
         The precision "auto-int8" counts as "auto" here: see `with_faster_precision`.
-        With `goes_on` it writes checkpoints there, and resumes from the newest.
+        With `resume` it writes checkpoints there, and resumes from the newest.
 
         Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
         is not finite.

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertsmith.base.terminal import ignore
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import NoLog, RunLog
@@ -22,10 +23,6 @@ from bertsmith.training.ranks import Ranks
 
 EVALUATION_SHARE = 0.03  # of a budget in minutes, at most
 EVALUATED_ROW = 0.5  # time to evaluate a row, as a fraction of training on it (at tiny)
-
-
-def ignore(*given: object) -> None:
-    """Do nothing."""
 
 
 class Due(NamedTuple):

@@ -317,7 +317,7 @@ class PretrainSettings(
 
     @property
     def pair_rule(self) -> PairRule:
-        """`pairs`, or its default for the objective."""
+        """`nsp_sampling`, or its default for the objective."""
         return self.nsp_sampling or ("clean" if self.objective in PAIR_NAMES else "paper")
 
 

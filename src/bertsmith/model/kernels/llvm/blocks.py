@@ -19,13 +19,13 @@ from __future__ import annotations
 import ctypes
 import platform
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -41,7 +41,10 @@ INTEGERS = ir.VectorType(INT, LANES)
 POINTER = BYTE.as_pointer()
 ADDRESS = types.CPointer(types.int8)
 binding.initialize_native_asmparser()  # some instructions are written as such
-emitted: Any = intrinsic  # a function that is given code, not arguments
+WORD, NUMBER, WORDS = types.int64, types.float32, types.UniTuple(types.int64, 2)
+TWO, THREE = types.UniTuple(ADDRESS, 2), types.UniTuple(ADDRESS, 3)
+PAIR = types.Tuple((ADDRESS, WORD))
+ANY, LITERAL = "any", "literal"  # kinds of arguments for `emitted`
 
 
 @cache
@@ -116,7 +119,47 @@ def declared(module: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return known or ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
-@emitted
+def emitted(result: Any, *kinds: Any) -> Any:
+    """Make a function for compiled loops of one that writes its code, for arguments of these types.
+
+    That one is given a builder and the arguments' values, of a tuple a list of those inside; of
+    ANY array its dtype, of ANY None None, of a LITERAL what it says.
+    """
+
+    def known(builder: Any, kind: Any, value: Any) -> Any:
+        if isinstance(kind, types.BaseTuple):
+            parts = enumerate(kind.types)
+            return [known(builder, own, builder.extract_value(value, n)) for n, own in parts]
+        if isinstance(kind, types.Array):
+            return kind.dtype
+        if isinstance(kind, types.Literal):
+            return kind.literal_value
+        return None if kind == types.none else value
+
+    def made(write: Any) -> Any:
+        @wraps(write)
+        def typed(_: Any, *given: Any) -> Any:
+            taken = []
+            for kind, own in zip(kinds, given, strict=True):
+                if kind == LITERAL and not isinstance(own, types.Literal):
+                    raise errors.RequireLiteralValue(write.__name__)
+                taken.append(own if kind in (ANY, LITERAL) else kind)
+
+            def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                pairs = zip(signature.args, arguments, strict=True)
+                found = write(builder, *(known(builder, *pair) for pair in pairs))
+                if isinstance(found, tuple):
+                    return context.make_tuple(builder, signature.return_type, found)
+                return context.get_dummy_value() if found is None else found
+
+            return result(*taken), code
+
+        return intrinsic(typed)
+
+    return made
+
+
+@intrinsic
 def address(context, array, element):
     """The address of an element, by its number, of a contiguous array."""
 
@@ -127,76 +170,53 @@ def address(context, array, element):
     return ADDRESS(array, types.int64), code
 
 
-@emitted
-def block(context, like, a, a_step, b, b_step, c, c_step, groups, rows):
+@emitted(types.void, ANY, ADDRESS, WORD, ADDRESS, WORD, ADDRESS, WORD, WORD, WORD)
+def block(builder, dtype, a, a_step, b, b_step, c, c_step, groups, rows):
     """c[M, 32] = a[M, K] b[K, 32], M = `rows` rounded up to a multiple of 8 (AMX: of 16).
 
-    `like` is the array of the rows, for its dtype. Steps are bytes: from row to row of a and c, and
-    in b from a group of G inputs to the next, `groups` in all. c is int32, for float32 and bf16
-    float32.
+    The first argument is the array of the rows, for its dtype. Steps are bytes: from row to row of
+    a and c, and in b from a group of G inputs to the next, `groups` in all. c is int32, for float32
+    and bf16 float32.
     """
-    dtype, wide = like.dtype, types.int64
-
-    def code(context, builder, signature, arguments):
-        _, *operands, c, c_step, groups, rows = arguments
-        if in_tiles(dtype):
-            _tile_block(dtype)(builder, *operands, c, c_step, groups, rows)
-            return context.get_dummy_value()
-        vector_block(dtype, stored(c, c_step))(builder, *operands, groups, rows)
-        return context.get_dummy_value()
-
-    steps = (ADDRESS, wide, ADDRESS, wide, ADDRESS, wide)
-    return types.void(like, *steps, wide, wide), code
+    if in_tiles(dtype):
+        _tile_block(dtype)(builder, a, a_step, b, b_step, c, c_step, groups, rows)
+    else:
+        vector_block(dtype, stored(c, c_step))(builder, a, a_step, b, b_step, groups, rows)
 
 
-@emitted
-def begin(context, like):
-    """Ready a thread for `block` with rows of that dtype."""
-
-    def code(context, builder, signature, arguments):
-        if in_tiles(like.dtype):
-            configuration = bytearray(64)  # palette 1; 8 tiles of 16 rows of 64 bytes
-            configuration[0] = 1
-            configuration[16:32:2] = bytes([64] * 8)
-            configuration[48:56] = bytes([16] * 8)
-            place = cgutils.alloca_once_value(builder, cgutils.make_bytearray(configuration))
-            load = declared(builder.module, "llvm.x86.ldtilecfg", NOTHING, [POINTER])
-            builder.call(load, [builder.bitcast(place, POINTER)])
-        return context.get_dummy_value()
-
-    return types.void(like), code
+@emitted(types.void, ANY)
+def begin(builder, dtype):
+    """Ready a thread for `block` with rows of the dtype of an array."""
+    if in_tiles(dtype):
+        configuration = bytearray(64)  # palette 1; 8 tiles of 16 rows of 64 bytes
+        configuration[0] = 1
+        configuration[16:32:2] = bytes([64] * 8)
+        configuration[48:56] = bytes([16] * 8)
+        place = cgutils.alloca_once_value(builder, cgutils.make_bytearray(configuration))
+        load = declared(builder.module, "llvm.x86.ldtilecfg", NOTHING, [POINTER])
+        builder.call(load, [builder.bitcast(place, POINTER)])
 
 
-@emitted
-def end(context, like):
+@emitted(types.void, ANY)
+def end(builder, dtype):
     """Free what `begin` took."""
-
-    def code(context, builder, signature, arguments):
-        if in_tiles(like.dtype):
-            builder.call(declared(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
-        return context.get_dummy_value()
-
-    return types.void(like), code
+    if in_tiles(dtype):
+        builder.call(declared(builder.module, "llvm.x86.tilerelease", NOTHING, []), [])
 
 
-@emitted
-def meet(context, arrived, count):
+@emitted(types.void, ADDRESS, WORD)
+def meet(builder, arrived, count):
     """Add one to an int64 at an address, which threads share, and wait until it is `count`."""
-
-    def code(context, builder, signature, arguments):
-        place = builder.bitcast(arguments[0], WIDE.as_pointer())
-        builder.atomic_rmw("add", place, int64(1), "seq_cst")
-        waiting, done = (builder.append_basic_block(name) for name in ("waiting", "done"))
-        builder.branch(waiting)
-        builder.position_at_end(waiting)
-        if platform.system() != "Windows":  # a core may be needed by the thread that is waited for
-            builder.call(declared(builder.module, "sched_yield", INT, []), [])
-        seen = builder.load_atomic(place, "acquire", 8)
-        builder.cbranch(builder.icmp_signed("<", seen, arguments[1]), waiting, done)
-        builder.position_at_end(done)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64), code
+    place = builder.bitcast(arrived, WIDE.as_pointer())
+    builder.atomic_rmw("add", place, int64(1), "seq_cst")
+    waiting, done = (builder.append_basic_block(name) for name in ("waiting", "done"))
+    builder.branch(waiting)
+    builder.position_at_end(waiting)
+    if platform.system() != "Windows":  # a core may be needed by the thread that is waited for
+        builder.call(declared(builder.module, "sched_yield", INT, []), [])
+    seen = builder.load_atomic(place, "acquire", 8)
+    builder.cbranch(builder.icmp_signed("<", seen, count), waiting, done)
+    builder.position_at_end(done)
 
 
 def stored(c: Any, c_step: Any) -> Any:
@@ -351,24 +371,15 @@ def _tile_block(dtype: Any) -> Any:
     return make
 
 
-@emitted
-def add_block(context, a, a_steps, b, b_step, c, c_step, steps, is_first):
+@emitted(types.void, ADDRESS, WORDS, ADDRESS, WORD, ADDRESS, WORD, WORD, types.boolean)
+def add_block(builder, a, a_steps, b, b_step, c, c_step, steps, is_first):
     """c[32, 32] (+)= a[32, K] b[K, 32] of bf16 in tiles, K 32 times `steps`; c is float32.
 
     `a_steps` are bytes from row to row and from 32 inputs to the next, the others as of `block`.
     The sums begin at 0 where `is_first`, else at c.
     """
-
-    def code(context, builder, signature, arguments):
-        a, a_steps, b, b_step, c, c_step, steps, is_first = arguments
-        row, inputs = (builder.extract_value(a_steps, n) for n in range(2))
-        where = (a, row, inputs), (b, b_step), (c, c_step)
-        _multiply_tiles("llvm.x86.tdpbf16ps", builder, *where, steps, (0, 1), is_first)
-        return context.get_dummy_value()
-
-    pair = types.UniTuple(types.int64, 2)
-    wide = types.int64
-    return types.void(ADDRESS, pair, ADDRESS, wide, ADDRESS, wide, wide, types.boolean), code
+    where = (a, *a_steps), (b, b_step), (c, c_step)
+    _multiply_tiles("llvm.x86.tdpbf16ps", builder, *where, steps, (0, 1), is_first)
 
 
 def _multiply_tiles(name, builder, a, b, c, steps, halves, is_first=None):
@@ -439,17 +450,11 @@ def load_row(builder: Any, start: Any, step: Any, number: Any, kind: Any) -> Any
     return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
 
 
-@emitted
-def transpose_words(context, source, source_step, target, target_step):
+@emitted(types.void, ADDRESS, WORD, ADDRESS, WORD)
+def transpose_words(builder, source, source_step, target, target_step):
     """A square of 16 x 16 words of 32 bits, rows for columns; steps are bytes from row to row."""
-
-    def code(context, builder, signature, arguments):
-        source, source_step, target, target_step = arguments
-        rows = [load_row(builder, source, source_step, int64(k), INTEGERS) for k in range(LANES)]
-        store_transposed(builder, rows, target, target_step)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
+    rows = [load_row(builder, source, source_step, int64(k), INTEGERS) for k in range(LANES)]
+    store_transposed(builder, rows, target, target_step)
 
 
 @compiled

@@ -33,13 +33,20 @@ from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.elementwise import rows, vector
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
+    ANY,
     COLUMNS,
     INT,
     LANES,
     LINE,
+    NUMBER,
+    PAIR,
     ROWS,
     SHORT,
+    THREE,
+    TWO,
     WIDE,
+    WORD,
+    WORDS,
     address,
     begin,
     declared,
@@ -86,45 +93,34 @@ def _power(builder: Any, x: Any) -> Any:
     return builder.call(scale, [polynomial(builder, POWERS, part), x])
 
 
-@emitted
-def powers_block(context, likes, a, b, sums, shape, ranges, vectors, found, target):
+@emitted(types.void, ANY, PAIR, PAIR, ADDRESS, WORDS, TWO, THREE, THREE, PAIR)
+def powers_block(builder, dtypes, a, b, sums, shape, ranges, vectors, found, target):
     """32 columns of logits x, in units of log 2, for some rows: target = 2^(x - start) in bf16.
 
     `found` are addresses of the rows' starts, float32, and of 16 float32 a row each that keep the
     largest x and the sum of the powers; the other arguments are those of `linear_block`.
     """
-    rows_like, target_like = (like.dtype for like in likes)
-    wide = types.int64
+    (rows_like, target_like), (groups, rows) = dtypes, shape
+    starts, tops, totals = found
 
-    def code(context, builder, signature, arguments):
-        _, a, b, sums, shape, ranges, vectors, found, target = arguments
-        groups, rows = (builder.extract_value(shape, n) for n in range(2))
-        operands = [builder.extract_value(pair, n) for pair in (a, b) for n in range(2)]
-        starts, tops, totals = (builder.extract_value(found, n) for n in range(3))
+    def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
+        top, total = (chunk_at(builder, start, row) for start in (tops, totals))
+        start = spread_at(builder, starts, row)
+        highest, sums = builder.load(top, align=1), builder.load(total, align=1)
+        for n, x in enumerate(values):
+            highest = larger(builder, x, highest)
+            power = _power(builder, builder.fsub(x, start))
+            store_chunk(builder, power, line, int64(first + n), target_like)
+            sums = builder.fadd(sums, power)
+        builder.store(highest, top, align=1)
+        builder.store(sums, total, align=1)
 
-        def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
-            top, total = (chunk_at(builder, start, row) for start in (tops, totals))
-            start = spread_at(builder, starts, row)
-            highest, sums = builder.load(top, align=1), builder.load(total, align=1)
-            for n, x in enumerate(values):
-                highest = larger(builder, x, highest)
-                power = _power(builder, builder.fsub(x, start))
-                store_chunk(builder, power, line, int64(first + n), target_like)
-                sums = builder.fadd(sums, power)
-            builder.store(highest, top, align=1)
-            builder.store(sums, total, align=1)
-
-        finish = finished_rows(rows, ranges, vectors, target, ended)
-        finished_block(rows_like, finish)(builder, *operands, sums, groups, rows)
-        return context.get_dummy_value()
-
-    pair, three = types.Tuple((ADDRESS, wide)), types.UniTuple(ADDRESS, 3)
-    shape, two = types.UniTuple(wide, 2), types.UniTuple(ADDRESS, 2)
-    return types.void(likes, pair, pair, ADDRESS, shape, two, three, three, pair), code
+    finish = finished_rows(rows, ranges, vectors, target, ended)
+    finished_block(rows_like, finish)(builder, *a, *b, sums, groups, rows)
 
 
-@emitted
-def draw_panel(context, powers, count, factors, lines, found):
+@emitted(WORD, ADDRESS, WORD, TWO, TWO, THREE)
+def draw_panel(builder, powers, count, factors, lines, found):
     """Draw the units of `count` positions of 32 pieces; how many positions have any.
 
     All others are addresses. A position's powers, bf16 [32], times its two `factors` are added to
@@ -132,79 +128,56 @@ def draw_panel(context, powers, count, factors, lines, found):
     `found` has room for all positions, and is given those that have any: their numbers, int64, bits
     that say of which pieces, uint32, and the units, float32 [32] each.
     """
-
-    def code(context, builder, signature, arguments):
-        powers, count, factors, lines, found = arguments
-        unit, share = (builder.extract_value(factors, n) for n in range(2))
-        lines = [builder.extract_value(lines, n) for n in range(2)]
-        places = [builder.extract_value(found, n) for n in range(3)]
-        floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
-        chunks = [chunk_at(builder, line, int64(half)) for line in lines for half in (0, 1)]
-        state = [cgutils.alloca_once(builder, VECTOR) for _ in chunks]
-        for kept, chunk in zip(state, chunks, strict=True):
-            builder.store(builder.load(chunk, align=1), kept)
-        used = cgutils.alloca_once_value(builder, int64(0))
-        builder.store(int64(0), used)
-        with cgutils.for_range(builder, count) as loop:
-            line = builder.gep(powers, [builder.mul(loop.index, int64(2 * COLUMNS))])
-            factor, weight = (spread_at(builder, start, loop.index) for start in (unit, share))
-            bits, own = ir.Constant(INT, 0), builder.load(used)
-            for half in (0, 1):
-                power, total = bf16_chunk(builder, line, int64(half)), builder.load(state[half])
-                after = fma(builder, power, factor, total)
-                builder.store(after, state[half])  # the next sum need not wait for the floors
-                units = builder.fsub(builder.call(floor, [after]), builder.call(floor, [total]))
-                chunk = builder.add(builder.mul(own, int64(2)), int64(half))
-                builder.store(units, chunk_at(builder, places[2], chunk), align=1)
-                shares = fma(builder, power, weight, builder.load(state[2 + half]))
-                builder.store(shares, state[2 + half])
-                some = builder.fcmp_unordered("!=", units, ir.Constant(VECTOR, [0.0] * LANES))
-                some = builder.zext(builder.bitcast(some, SHORT), INT)
-                bits = builder.or_(bits, builder.shl(some, ir.Constant(INT, LANES * half)))
-            for place, value in zip(places[:2], (loop.index, bits), strict=True):
-                place = builder.bitcast(place, value.type.as_pointer())
-                builder.store(value, builder.gep(place, [own]))
-            has_any = builder.icmp_unsigned("!=", bits, ir.Constant(INT, 0))
-            builder.store(builder.add(own, builder.zext(has_any, WIDE)), used)
-        for kept, chunk in zip(state, chunks, strict=True):
-            builder.store(builder.load(kept), chunk, align=1)
-        return builder.load(used)
-
-    wide, pair = types.int64, types.UniTuple(ADDRESS, 2)
-    return wide(ADDRESS, wide, pair, pair, types.UniTuple(ADDRESS, 3)), code
+    floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
+    chunks = [chunk_at(builder, line, int64(half)) for line in lines for half in (0, 1)]
+    state = [cgutils.alloca_once(builder, VECTOR) for _ in chunks]
+    for kept, chunk in zip(state, chunks, strict=True):
+        builder.store(builder.load(chunk, align=1), kept)
+    used = cgutils.alloca_once_value(builder, int64(0))
+    builder.store(int64(0), used)
+    with cgutils.for_range(builder, count) as loop:
+        line = builder.gep(powers, [builder.mul(loop.index, int64(2 * COLUMNS))])
+        factor, weight = (spread_at(builder, start, loop.index) for start in factors)
+        bits, own = ir.Constant(INT, 0), builder.load(used)
+        for half in (0, 1):
+            power, total = bf16_chunk(builder, line, int64(half)), builder.load(state[half])
+            after = fma(builder, power, factor, total)
+            builder.store(after, state[half])  # the next sum need not wait for the floors
+            units = builder.fsub(builder.call(floor, [after]), builder.call(floor, [total]))
+            chunk = builder.add(builder.mul(own, int64(2)), int64(half))
+            builder.store(units, chunk_at(builder, found[2], chunk), align=1)
+            shares = fma(builder, power, weight, builder.load(state[2 + half]))
+            builder.store(shares, state[2 + half])
+            some = builder.fcmp_unordered("!=", units, ir.Constant(VECTOR, [0.0] * LANES))
+            some = builder.zext(builder.bitcast(some, SHORT), INT)
+            bits = builder.or_(bits, builder.shl(some, ir.Constant(INT, LANES * half)))
+        for place, value in zip(found[:2], (loop.index, bits), strict=True):
+            place = builder.bitcast(place, value.type.as_pointer())
+            builder.store(value, builder.gep(place, [own]))
+        has_any = builder.icmp_unsigned("!=", bits, ir.Constant(INT, 0))
+        builder.store(builder.add(own, builder.zext(has_any, WIDE)), used)
+    for kept, chunk in zip(state, chunks, strict=True):
+        builder.store(builder.load(kept), chunk, align=1)
+    return builder.load(used)
 
 
-@emitted
-def trailing_zeros(context, bits):
+@emitted(WORD, types.uint32)
+def trailing_zeros(builder, bits):
     """The number of the lowest bit that is set."""
-
-    def code(context, builder, signature, arguments):
-        count = declared(builder.module, "llvm.cttz.i32", INT, [INT, ir.IntType(1)])
-        return builder.zext(
-            builder.call(count, [arguments[0], ir.Constant(ir.IntType(1), 1)]), ir.IntType(64)
-        )
-
-    return types.int64(types.uint32), code
+    count = declared(builder.module, "llvm.cttz.i32", INT, [INT, ir.IntType(1)])
+    return builder.zext(builder.call(count, [bits, ir.Constant(ir.IntType(1), 1)]), WIDE)
 
 
-@emitted
-def add_multiples(context, one, two, factor, length):
+@emitted(types.void, TWO, TWO, NUMBER, WORD)
+def add_multiples(builder, one, two, factor, length):
     """target += factor x source for two pairs (target, source) of addresses of `length` float32."""
-
-    def code(context, builder, signature, arguments):
-        one, two, factor, length = arguments
-        pairs = [[builder.extract_value(pair, n) for n in range(2)] for pair in (one, two)]
-        factor = spread(builder, factor)
-        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-            for target, source in pairs:
-                place = chunk_at(builder, target, loop.index)
-                numbers = builder.load(chunk_at(builder, source, loop.index), align=1)
-                total = fma(builder, factor, numbers, builder.load(place, align=1))
-                builder.store(total, place, align=1)
-        return context.get_dummy_value()
-
-    pair = types.UniTuple(ADDRESS, 2)
-    return types.void(pair, pair, types.float32, types.int64), code
+    factor = spread(builder, factor)
+    with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
+        for target, source in (one, two):
+            place = chunk_at(builder, target, loop.index)
+            numbers = builder.load(chunk_at(builder, source, loop.index), align=1)
+            total = fma(builder, factor, numbers, builder.load(place, align=1))
+            builder.store(total, place, align=1)
 
 
 @compiled

@@ -18,6 +18,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
     INTEGERS,
     LANES,
+    WORD,
     address,
     emitted,
     int64,
@@ -70,28 +71,21 @@ def pack_columns(x, first, count, column, few, packed):
                 transpose_words(address(few, k), 2 * inputs, target, PAIR)
 
 
-@emitted
-def pair_rows(context, upper, lower, columns, target, panel_step):
+@emitted(types.void, ADDRESS, ADDRESS, WORD, ADDRESS, WORD)
+def pair_rows(builder, upper, lower, columns, target, panel_step):
     """Two rows of numbers of bf16 as pairs: 32 columns after another, `panel_step` bytes apart."""
-
-    def code(context, builder, signature, arguments):
-        upper, lower, columns, target, panel_step = arguments
-        sixteen = ir.Constant(INTEGERS, [16] * LANES)
-        with cgutils.for_range(builder, builder.sdiv(columns, int64(COLUMNS))) as loop:
-            place = builder.gep(target, [builder.mul(loop.index, panel_step)])
-            for half in (0, 1):
-                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                first, second = (
-                    builder.zext(load_row(builder, row, int64(2 * LANES), chunk, HALVES), INTEGERS)
-                    for row in (upper, lower)
-                )
-                pairs = builder.or_(first, builder.shl(second, sixteen))
-                own = builder.gep(place, [int64(4 * LANES * half)])
-                builder.store(pairs, builder.bitcast(own, INTEGERS.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    number = types.int64
-    return types.void(ADDRESS, ADDRESS, number, ADDRESS, number), code
+    sixteen = ir.Constant(INTEGERS, [16] * LANES)
+    with cgutils.for_range(builder, builder.sdiv(columns, int64(COLUMNS))) as loop:
+        place = builder.gep(target, [builder.mul(loop.index, panel_step)])
+        for half in (0, 1):
+            chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+            first, second = (
+                builder.zext(load_row(builder, row, int64(2 * LANES), chunk, HALVES), INTEGERS)
+                for row in (upper, lower)
+            )
+            pairs = builder.or_(first, builder.shl(second, sixteen))
+            own = builder.gep(place, [int64(4 * LANES * half)])
+            builder.store(pairs, builder.bitcast(own, INTEGERS.as_pointer()), align=1)
 
 
 @compiled

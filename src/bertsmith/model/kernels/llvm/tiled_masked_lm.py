@@ -32,6 +32,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     LANES,
     LINE,
     ROWS,
+    WORD,
     add_block,
     address,
     begin,
@@ -107,23 +108,17 @@ class TiledMaskedLMLoss(torch.autograd.Function):
         return by_hidden, by_table.to(ctx.table_type), by_bias.to(bias_V.dtype), None, None
 
 
-@emitted
-def transpose_numbers(context, source, source_step, target, target_step):
+@emitted(types.void, ADDRESS, WORD, ADDRESS, WORD)
+def transpose_numbers(builder, source, source_step, target, target_step):
     """32 rows of 16 numbers of bf16, rows for columns: 16 rows of 32."""
-
-    def code(context, builder, signature, arguments):
-        source, source_step, target, target_step = arguments
-        vectors, sixteen = [], ir.Constant(INTEGERS, [16] * LANES)
-        for k in range(LANES):
-            upper, lower = (
-                builder.zext(load_row(builder, source, source_step, int64(row), HALVES), INTEGERS)
-                for row in (2 * k, 2 * k + 1)
-            )
-            vectors.append(builder.or_(upper, builder.shl(lower, sixteen)))
-        store_transposed(builder, vectors, target, target_step)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64, ADDRESS, types.int64), code
+    vectors, sixteen = [], ir.Constant(INTEGERS, [16] * LANES)
+    for k in range(LANES):
+        upper, lower = (
+            builder.zext(load_row(builder, source, source_step, int64(row), HALVES), INTEGERS)
+            for row in (2 * k, 2 * k + 1)
+        )
+        vectors.append(builder.or_(upper, builder.shl(lower, sixteen)))
+    store_transposed(builder, vectors, target, target_step)
 
 
 @compiled

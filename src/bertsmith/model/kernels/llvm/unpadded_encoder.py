@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-from numba.extending import overload
 
 from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.llvm.blocks import (
@@ -51,6 +51,7 @@ from bertsmith.model.kernels.llvm.vector_rows import (
     scalar_product,
     scale_row,
 )
+from bertsmith.model.kernels.numbers import by_type
 
 FLOATS = "float32", "uint16"  # the latter bf16's bits
 LEVELS = np.float32(127)  # of a weight, on either side of 0
@@ -94,66 +95,48 @@ class Share(NamedTuple):
     threads: int
 
 
-def group(rows: Any) -> Any:
+@by_type
+def group(rows):
     """Inputs of a column that an instruction takes at once."""
-
-
-@overload(group, inline="always")
-def _group(rows):
     number = GROUP[rows.dtype.name]
     return lambda rows: number
 
 
-def sums_like(rows: Any) -> Any:
+@by_type
+def sums_like(rows):
     """An array of the dtype that sums of such rows' products have."""
-
-
-@overload(sums_like, inline="always")
-def _sums_like(rows):
     number = np.float32 if rows.dtype.name in FLOATS else np.int32
     return lambda rows: np.empty(1, number)
 
 
-def is_quantized(rows: Any) -> Any:
+@by_type
+def is_quantized(rows):
     """True for rows of whole numbers, whose range is known when they are complete."""
-
-
-@overload(is_quantized, inline="always")
-def _is_quantized(rows):
     answer = rows.dtype.name not in FLOATS
     return lambda rows: answer
 
 
-def rows_at_once(rows: Any) -> Any:
+@by_type
+def rows_at_once(rows):
     """Rows that go through a feed-forward layer together: AMX is faster than caches give weights.
 
     Two matrices of BERT-base in int8 are 4.7 MB, more than a core's own cache.
     """
-
-
-@overload(rows_at_once, inline="always")
-def _rows_at_once(rows):
     number = 4 * ROWS if in_tiles(rows.dtype) else ROWS
     return lambda rows: number
 
 
-def hidden_rows(line: Any, rows: Any) -> Any:
+@by_type
+def hidden_rows(line, rows):
     """The target of GELU's numbers: `line`, to be quantized, or the rows themselves."""
-
-
-@overload(hidden_rows, inline="always")
-def _hidden_rows(line, rows):
     if rows.dtype.name in FLOATS:
         return lambda line, rows: rows
     return lambda line, rows: line
 
 
-def pack_values(values: Any, key_value: Any, first: Any, length: Any, column: Any):
+@partial(by_type, inline="never")
+def pack_values(values, key_value, first, length, column):
     """Lay a head's values out for `block`: [T / G, D] units of G numbers, as uint32."""
-
-
-@overload(pack_values)
-def _pack_values(values, key_value, first, length, column):
     if key_value.dtype.name == "float32":
 
         def copied(values, key_value, first, length, column):

@@ -12,15 +12,23 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, errors
+from numba.core import cgutils
 
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
+    ANY,
     FLOAT,
     INT,
     INTEGERS,
     LANES,
+    LITERAL,
+    NUMBER,
+    PAIR,
     SHORT,
+    THREE,
+    TWO,
+    WORD,
+    WORDS,
     cpu_features,
     declared,
     emitted,
@@ -144,270 +152,215 @@ def _lanes(builder: Any, vector: Any, combine: Any = ir.IRBuilder.fadd) -> Any:
     return builder.extract_element(vector, ir.Constant(INT, 0))
 
 
-@emitted
-def normalize_row(context, row, weight, bias, length, eps):
+@emitted(types.void, ADDRESS, ADDRESS, ADDRESS, WORD, NUMBER)
+def normalize_row(builder, row, weight, bias, length, eps):
     """LayerNorm of `length` numbers at an address, a multiple of 16, in place."""
+    chunks, count = builder.sdiv(length, int64(LANES)), builder.sitofp(length, FLOAT)
+    total = _sum(builder, row, chunks, lambda total, x, _: builder.fadd(total, x))
+    mean = spread(builder, builder.fdiv(total, count))
 
-    def code(context, builder, signature, arguments):
-        row, weight, bias, length, eps = arguments
-        chunks, count = builder.sdiv(length, int64(LANES)), builder.sitofp(length, FLOAT)
-        total = _sum(builder, row, chunks, lambda total, x, _: builder.fadd(total, x))
-        mean = spread(builder, builder.fdiv(total, count))
+    def add_square(total: Any, x: Any, _: Any) -> Any:
+        x = builder.fsub(x, mean)
+        return fma(builder, x, x, total)
 
-        def add_square(total: Any, x: Any, _: Any) -> Any:
-            x = builder.fsub(x, mean)
-            return fma(builder, x, x, total)
-
-        variance = builder.fdiv(_sum(builder, row, chunks, add_square), count)
-        root = declared(builder.module, "llvm.sqrt.f32", FLOAT, [FLOAT])
-        deviation = builder.call(root, [builder.fadd(variance, eps)])
-        scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
-        with cgutils.for_range(builder, chunks) as loop:
-            place = chunk_at(builder, row, loop.index)
-            x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
-            w, b = (
-                builder.load(chunk_at(builder, start, loop.index), align=1)
-                for start in (weight, bias)
-            )
-            builder.store(fma(builder, x, w, b), place, align=1)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, ADDRESS, ADDRESS, types.int64, types.float32), code
+    variance = builder.fdiv(_sum(builder, row, chunks, add_square), count)
+    root = declared(builder.module, "llvm.sqrt.f32", FLOAT, [FLOAT])
+    deviation = builder.call(root, [builder.fadd(variance, eps)])
+    scale = spread(builder, builder.fdiv(ir.Constant(FLOAT, 1), deviation))
+    with cgutils.for_range(builder, chunks) as loop:
+        place = chunk_at(builder, row, loop.index)
+        x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
+        w, b = (
+            builder.load(chunk_at(builder, start, loop.index), align=1) for start in (weight, bias)
+        )
+        builder.store(fma(builder, x, w, b), place, align=1)
 
 
-@emitted
-def scalar_product(context, a, b, length):
+@emitted(NUMBER, ADDRESS, ADDRESS, WORD)
+def scalar_product(builder, a, b, length):
     """The sum of the products of `length` numbers at two addresses, a multiple of 32."""
-
-    def code(context, builder, signature, arguments):
-        a, b, length = arguments
-        pairs = builder.sdiv(length, int64(2 * LANES))
-        totals = [cgutils.alloca_once_value(builder, _constants(0)) for _ in "ab"]
-        for total in totals:
-            builder.store(_constants(0), total)
-        with cgutils.for_range(builder, pairs) as loop:
-            for half, total in enumerate(totals):  # two sums, so that neither waits for the other
-                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                x, y = (builder.load(chunk_at(builder, start, chunk), align=1) for start in (a, b))
-                builder.store(fma(builder, x, y, builder.load(total)), total)
-        return _lanes(builder, builder.fadd(*map(builder.load, totals)))
-
-    return types.float32(ADDRESS, ADDRESS, types.int64), code
+    pairs = builder.sdiv(length, int64(2 * LANES))
+    totals = [cgutils.alloca_once_value(builder, _constants(0)) for _ in "ab"]
+    for total in totals:
+        builder.store(_constants(0), total)
+    with cgutils.for_range(builder, pairs) as loop:
+        for half, total in enumerate(totals):  # two sums, so that neither waits for the other
+            chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+            x, y = (builder.load(chunk_at(builder, start, chunk), align=1) for start in (a, b))
+            builder.store(fma(builder, x, y, builder.load(total)), total)
+    return _lanes(builder, builder.fadd(*map(builder.load, totals)))
 
 
-@emitted
-def exponential_row(context, row, length, scale, like, target):
+@emitted(NUMBER, ADDRESS, WORD, NUMBER, ANY, ADDRESS)
+def exponential_row(builder, row, length, scale, dtype, target):
     """exp(scale (x - max x)) of `length` numbers at an address; 1 / their sum, of softmax.
 
-    The target's dtype is that of the array `like`; it may be the row. There must be room up to a
-    multiple of 32 in both; what is there becomes 0.
+    The target's dtype is that of an array; it may be the row. There must be room up to a multiple
+    of 32 in both; what is there becomes 0.
     """
+    last = builder.sdiv(builder.sub(length, int64(1)), int64(LANES))
+    left = builder.trunc(builder.sub(length, builder.mul(last, int64(LANES))), INT)
+    limit = spread(builder, builder.bitcast(left, FLOAT))
+    lanes = ir.Constant(INTEGERS, list(range(LANES)))
+    outside = builder.icmp_signed(">=", lanes, builder.bitcast(limit, INTEGERS))
+    lowest, zero = _constants(-1e30), _constants(0)
+    top = cgutils.alloca_once_value(builder, lowest)
+    builder.store(lowest, top)
+    with cgutils.for_range(builder, last) as loop:
+        numbers = builder.load(chunk_at(builder, row, loop.index), align=1)
+        builder.store(larger(builder, numbers, builder.load(top)), top)
+    numbers = builder.load(chunk_at(builder, row, last), align=1)
+    numbers = builder.select(outside, lowest, numbers)
+    numbers = larger(builder, numbers, builder.load(top))
+    factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
+    high = builder.fmul(_lanes(builder, numbers, larger), factor)
+    factor, offset = spread(builder, factor), spread(builder, builder.fneg(high))
+    total = cgutils.alloca_once_value(builder, zero)
+    builder.store(zero, total)
 
-    def code(context, builder, signature, arguments):
-        row, length, scale, _, target = arguments
-        last = builder.sdiv(builder.sub(length, int64(1)), int64(LANES))
-        left = builder.trunc(builder.sub(length, builder.mul(last, int64(LANES))), INT)
-        limit = spread(builder, builder.bitcast(left, FLOAT))
-        lanes = ir.Constant(INTEGERS, list(range(LANES)))
-        outside = builder.icmp_signed(">=", lanes, builder.bitcast(limit, INTEGERS))
-        lowest, zero = _constants(-1e30), _constants(0)
-        top = cgutils.alloca_once_value(builder, lowest)
-        builder.store(lowest, top)
-        with cgutils.for_range(builder, last) as loop:
-            numbers = builder.load(chunk_at(builder, row, loop.index), align=1)
-            builder.store(larger(builder, numbers, builder.load(top)), top)
-        numbers = builder.load(chunk_at(builder, row, last), align=1)
-        numbers = builder.select(outside, lowest, numbers)
-        numbers = larger(builder, numbers, builder.load(top))
-        factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
-        high = builder.fmul(_lanes(builder, numbers, larger), factor)
-        factor, offset = spread(builder, factor), spread(builder, builder.fneg(high))
-        total = cgutils.alloca_once_value(builder, zero)
-        builder.store(zero, total)
+    def exponential(chunk: Any) -> Any:
+        x = builder.load(chunk_at(builder, row, chunk), align=1)
+        return _power_of_two(builder, fma(builder, x, factor, offset))
 
-        def exponential(chunk: Any) -> Any:
-            x = builder.load(chunk_at(builder, row, chunk), align=1)
-            return _power_of_two(builder, fma(builder, x, factor, offset))
+    def finish(power: Any, chunk: Any) -> None:
+        store_chunk(builder, power, target, chunk, dtype)
+        builder.store(builder.fadd(builder.load(total), power), total)
 
-        def finish(power: Any, chunk: Any) -> None:
-            store_chunk(builder, power, target, chunk, signature.args[3].dtype)
-            builder.store(builder.fadd(builder.load(total), power), total)
-
-        with cgutils.for_range(builder, last) as loop:
-            finish(exponential(loop.index), loop.index)
-        power = builder.select(outside, zero, exponential(last))
-        store_chunk(builder, zero, target, builder.or_(last, int64(1)), signature.args[3].dtype)
-        finish(power, last)
-        return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
-
-    return types.float32(ADDRESS, types.int64, types.float32, like, ADDRESS), code
+    with cgutils.for_range(builder, last) as loop:
+        finish(exponential(loop.index), loop.index)
+    power = builder.select(outside, zero, exponential(last))
+    store_chunk(builder, zero, target, builder.or_(last, int64(1)), dtype)
+    finish(power, last)
+    return builder.fdiv(ir.Constant(FLOAT, 1), _lanes(builder, builder.load(total)))
 
 
-@emitted
-def in_powers(context, x, shift):
+@emitted(NUMBER, NUMBER, NUMBER)
+def in_powers(builder, x, shift):
     """LOG2_E x + shift, rounded once: the exponent of two, as the columns below have it."""
-
-    def code(context, builder, signature, arguments):
-        x, shift = arguments
-        fma = declared(builder.module, "llvm.fma.f32", FLOAT, [FLOAT] * 3)
-        return builder.call(fma, [x, ir.Constant(FLOAT, float(LOG2_E)), shift])
-
-    return types.float32(types.float32, types.float32), code
+    fma = declared(builder.module, "llvm.fma.f32", FLOAT, [FLOAT] * 3)
+    return builder.call(fma, [x, ir.Constant(FLOAT, float(LOG2_E)), shift])
 
 
-@emitted
-def add_powers(context, column, step, shifts, count, start, top, total):
+@emitted(types.void, ADDRESS, WORD, ADDRESS, WORD, ADDRESS, ADDRESS, ADDRESS)
+def add_powers(builder, column, step, shifts, count, start, top, total):
     """top = max(top, x), total += 2^(x - start) of 16 columns, x = LOG2_E number + its row's shift.
 
     All but `step`, in bytes from row to row, and `count` of rows are addresses.
     """
-
-    def code(context, builder, signature, arguments):
-        column, step, shifts, count, start, top, total = arguments
-        starts = builder.load(builder.bitcast(start, VECTOR.as_pointer()), align=1)
-        places = [builder.bitcast(place, VECTOR.as_pointer()) for place in (top, total)]
-        found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
-        for kept, place in zip(found, places, strict=True):
-            builder.store(builder.load(place, align=1), kept)
-        with cgutils.for_range(builder, count) as loop:
-            row = builder.gep(column, [builder.mul(loop.index, step)])
-            shift = spread_at(builder, shifts, loop.index)
-            x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
-            x = fma(builder, x, _constants(LOG2_E), shift)
-            builder.store(larger(builder, x, builder.load(found[0])), found[0])
-            power = _power_of_two(builder, builder.fsub(x, starts))
-            builder.store(builder.fadd(builder.load(found[1]), power), found[1])
-        for kept, place in zip(found, places, strict=True):
-            builder.store(builder.load(kept), place, align=1)
-        return context.get_dummy_value()
-
-    wide = types.int64
-    return types.void(ADDRESS, wide, ADDRESS, wide, ADDRESS, ADDRESS, ADDRESS), code
+    starts = builder.load(builder.bitcast(start, VECTOR.as_pointer()), align=1)
+    places = [builder.bitcast(place, VECTOR.as_pointer()) for place in (top, total)]
+    found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
+    for kept, place in zip(found, places, strict=True):
+        builder.store(builder.load(place, align=1), kept)
+    with cgutils.for_range(builder, count) as loop:
+        row = builder.gep(column, [builder.mul(loop.index, step)])
+        shift = spread_at(builder, shifts, loop.index)
+        x = builder.load(builder.bitcast(row, VECTOR.as_pointer()), align=1)
+        x = fma(builder, x, _constants(LOG2_E), shift)
+        builder.store(larger(builder, x, builder.load(found[0])), found[0])
+        power = _power_of_two(builder, builder.fsub(x, starts))
+        builder.store(builder.fadd(builder.load(found[1]), power), found[1])
+    for kept, place in zip(found, places, strict=True):
+        builder.store(builder.load(kept), place, align=1)
 
 
-@emitted
-def powers_row(context, row, shift, tops, weights, like, target, length):
+@emitted(NUMBER, ADDRESS, NUMBER, ADDRESS, ADDRESS, ANY, ADDRESS, WORD)
+def powers_row(builder, row, shift, tops, weights, dtype, target, length):
     """target = weights 2^(LOG2_E row + shift - tops), `length` numbers in sixteens; their sum.
 
-    The target's dtype is that of the array `like`.
+    The target's dtype is that of an array.
     """
-
-    def code(context, builder, signature, arguments):
-        row, shift, tops, weights, _, target, length = arguments
-        shift = spread(builder, shift)
-        total = cgutils.alloca_once_value(builder, _constants(0))
-        builder.store(_constants(0), total)
-        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-            x = builder.load(chunk_at(builder, row, loop.index), align=1)
-            x = fma(builder, x, _constants(LOG2_E), shift)
-            top = builder.load(chunk_at(builder, tops, loop.index), align=1)
-            weight = builder.load(chunk_at(builder, weights, loop.index), align=1)
-            power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
-            store_chunk(builder, power, target, loop.index, signature.args[4].dtype)
-            builder.store(builder.fadd(builder.load(total), power), total)
-        return _lanes(builder, builder.load(total))
-
-    wide, number = types.int64, types.float32
-    return number(ADDRESS, number, ADDRESS, ADDRESS, like, ADDRESS, wide), code
+    shift = spread(builder, shift)
+    total = cgutils.alloca_once_value(builder, _constants(0))
+    builder.store(_constants(0), total)
+    with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
+        x = builder.load(chunk_at(builder, row, loop.index), align=1)
+        x = fma(builder, x, _constants(LOG2_E), shift)
+        top = builder.load(chunk_at(builder, tops, loop.index), align=1)
+        weight = builder.load(chunk_at(builder, weights, loop.index), align=1)
+        power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
+        store_chunk(builder, power, target, loop.index, dtype)
+        builder.store(builder.fadd(builder.load(total), power), total)
+    return _lanes(builder, builder.load(total))
 
 
-@emitted
-def round_block(context, sums, count, like, target, step):
-    """Store `count` rows of 32 sums, `step` bytes apart, in the dtype of the array `like`."""
-
-    def code(context, builder, signature, arguments):
-        sums, count, _, target, step = arguments
-        with cgutils.for_range(builder, count) as loop:
-            place = builder.gep(target, [builder.mul(loop.index, step)])
-            for half in (0, 1):
-                chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-                numbers = builder.load(chunk_at(builder, sums, chunk), align=1)
-                store_chunk(builder, numbers, place, int64(half), signature.args[2].dtype)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64, like, ADDRESS, types.int64), code
+@emitted(types.void, ADDRESS, WORD, ANY, ADDRESS, WORD)
+def round_block(builder, sums, count, dtype, target, step):
+    """Store `count` rows of 32 sums, `step` bytes apart, in the dtype of an array."""
+    with cgutils.for_range(builder, count) as loop:
+        place = builder.gep(target, [builder.mul(loop.index, step)])
+        for half in (0, 1):
+            chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
+            numbers = builder.load(chunk_at(builder, sums, chunk), align=1)
+            store_chunk(builder, numbers, place, int64(half), dtype)
 
 
-@emitted
-def scale_row(context, row, length, factor):
+@emitted(types.void, ADDRESS, WORD, NUMBER)
+def scale_row(builder, row, length, factor):
     """Multiply `length` numbers at an address, a multiple of 16, in place."""
-
-    def code(context, builder, signature, arguments):
-        row, length, factor = arguments
-        factor = spread(builder, factor)
-        with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-            place = chunk_at(builder, row, loop.index)
-            builder.store(builder.fmul(builder.load(place, align=1), factor), place, align=1)
-        return context.get_dummy_value()
-
-    return types.void(ADDRESS, types.int64, types.float32), code
+    factor = spread(builder, factor)
+    with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
+        place = chunk_at(builder, row, loop.index)
+        builder.store(builder.fmul(builder.load(place, align=1), factor), place, align=1)
 
 
-@emitted
-def quantize_row(context, likes, row, factors, target, length):
+@emitted(types.UniTuple(NUMBER, 2), ANY, ADDRESS, ANY, ADDRESS, WORD)
+def quantize_row(builder, dtypes, row, factors, target, length):
     """Write x = scale q + low as its q, whole numbers from 0 to 255; (scale, low).
 
-    `likes` are the arrays of the row and of the target, for their dtypes; `length` is a multiple of
-    16. The row, float32 or bf16, is first multiplied by `factors`, an address, or None. In bf16 or
-    float32 the target is given the numbers themselves, scale 1 and low 0. Of a row of bf16, in
-    training, 0 is a level: a gradient has a few large numbers, and would else be off by the same in
-    all others; the scale of one that is not finite is not finite.
+    The first argument are the arrays of the row and of the target, for their dtypes; `length` is a
+    multiple of 16. The row, float32 or bf16, is first multiplied by `factors`, an address, or None.
+    In bf16 or float32 the target is given the numbers themselves, scale 1 and low 0. Of a row of
+    bf16, in training, 0 is a level: a gradient has a few large numbers, and would else be off by
+    the same in all others; the scale of one that is not finite is not finite.
     """
-    source_like, target_like = (like.dtype for like in likes)
+    source_like, target_like = dtypes
+    chunks = builder.sdiv(length, int64(LANES))
 
-    def code(context, builder, signature, arguments):
-        _, row, factors, target, length = arguments
-        chunks = builder.sdiv(length, int64(LANES))
+    def read(chunk: Any) -> Any:
+        is_bf16, place = source_like == types.uint16, chunk_at(builder, row, chunk)
+        numbers = bf16_chunk(builder, row, chunk) if is_bf16 else builder.load(place, align=1)
+        if factors is None:
+            return numbers
+        return builder.fmul(numbers, builder.load(chunk_at(builder, factors, chunk), align=1))
 
-        def read(chunk: Any) -> Any:
-            is_bf16, place = source_like == types.uint16, chunk_at(builder, row, chunk)
-            numbers = bf16_chunk(builder, row, chunk) if is_bf16 else builder.load(place, align=1)
-            if signature.args[2] == types.none:
-                return numbers
-            return builder.fmul(numbers, builder.load(chunk_at(builder, factors, chunk), align=1))
-
-        if target_like in (types.float32, types.uint16):
-            with cgutils.for_range(builder, chunks) as loop:
-                store_chunk(builder, read(loop.index), target, loop.index, target_like)
-            found = ir.Constant(FLOAT, 1), ir.Constant(FLOAT, 0)
-            return context.make_tuple(builder, signature.return_type, found)
-        first, zero = read(int64(0)), _constants(0)
-        extremes = {of: cgutils.alloca_once_value(builder, first) for of in (larger, _smaller)}
-        unknown = cgutils.alloca_once_value(builder, zero)  # stays 0 but for what is not finite
-        for place, value in zip((*extremes.values(), unknown), (first, first, zero), strict=True):
-            builder.store(value, place)
+    if target_like in (types.float32, types.uint16):
         with cgutils.for_range(builder, chunks) as loop:
-            numbers = read(loop.index)
-            for of, extreme in extremes.items():
-                builder.store(of(builder, numbers, builder.load(extreme)), extreme)
-            if source_like == types.uint16:
-                builder.store(fma(builder, numbers, zero, builder.load(unknown)), unknown)
-        high, low = (_lanes(builder, builder.load(extreme), of) for of, extreme in extremes.items())
-        span = builder.fsub(high, low)
-        least = ir.Constant(FLOAT, float(LEAST_RANGE))
-        span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
-        # where 0 is a level the lowest lies up to a level lower, with one more for its rounding
-        levels = ir.Constant(FLOAT, LEVELS if source_like == types.float32 else LEVELS - 2)
-        scale, factor = builder.fdiv(span, levels), builder.fdiv(levels, span)
+            store_chunk(builder, read(loop.index), target, loop.index, target_like)
+        return ir.Constant(FLOAT, 1), ir.Constant(FLOAT, 0)
+    first, zero = read(int64(0)), _constants(0)
+    extremes = {of: cgutils.alloca_once_value(builder, first) for of in (larger, _smaller)}
+    unknown = cgutils.alloca_once_value(builder, zero)  # stays 0 but for what is not finite
+    for place, value in zip((*extremes.values(), unknown), (first, first, zero), strict=True):
+        builder.store(value, place)
+    with cgutils.for_range(builder, chunks) as loop:
+        numbers = read(loop.index)
+        for of, extreme in extremes.items():
+            builder.store(of(builder, numbers, builder.load(extreme)), extreme)
         if source_like == types.uint16:
-            up = declared(builder.module, "llvm.ceil.f32", FLOAT, [FLOAT])
-            low = builder.fmul(
-                scale, builder.fneg(builder.call(up, [builder.fdiv(builder.fneg(low), scale)]))
-            )
-        factor, bottom = spread(builder, factor), spread(builder, low)
-        kind = ir.VectorType(ir.IntType(target_like.bitwidth), LANES)
-        with cgutils.for_range(builder, chunks) as loop:
-            level = builder.fmul(builder.fsub(read(loop.index), bottom), factor)
-            bits = builder.bitcast(builder.fadd(level, _constants(ROUND)), INTEGERS)
-            bits = builder.and_(bits, ir.Constant(INTEGERS, [LEVELS] * LANES))
-            place = builder.mul(loop.index, int64(LANES * target_like.bitwidth // 8))
-            place = builder.bitcast(builder.gep(target, [place]), kind.as_pointer())
-            builder.store(builder.trunc(bits, kind), place, align=1)
-        scale = builder.fadd(scale, _lanes(builder, builder.load(unknown)))
-        return context.make_tuple(builder, signature.return_type, (scale, low))
-
-    pair = types.UniTuple(types.float32, 2)
-    return pair(likes, ADDRESS, factors, ADDRESS, types.int64), code
+            builder.store(fma(builder, numbers, zero, builder.load(unknown)), unknown)
+    high, low = (_lanes(builder, builder.load(extreme), of) for of, extreme in extremes.items())
+    span = builder.fsub(high, low)
+    least = ir.Constant(FLOAT, float(LEAST_RANGE))
+    span = builder.select(builder.fcmp_ordered(">", span, least), span, least)
+    # where 0 is a level the lowest lies up to a level lower, with one more for its rounding
+    levels = ir.Constant(FLOAT, LEVELS if source_like == types.float32 else LEVELS - 2)
+    scale, factor = builder.fdiv(span, levels), builder.fdiv(levels, span)
+    if source_like == types.uint16:
+        up = declared(builder.module, "llvm.ceil.f32", FLOAT, [FLOAT])
+        low = builder.fmul(
+            scale, builder.fneg(builder.call(up, [builder.fdiv(builder.fneg(low), scale)]))
+        )
+    factor, bottom = spread(builder, factor), spread(builder, low)
+    kind = ir.VectorType(ir.IntType(target_like.bitwidth), LANES)
+    with cgutils.for_range(builder, chunks) as loop:
+        level = builder.fmul(builder.fsub(read(loop.index), bottom), factor)
+        bits = builder.bitcast(builder.fadd(level, _constants(ROUND)), INTEGERS)
+        bits = builder.and_(bits, ir.Constant(INTEGERS, [LEVELS] * LANES))
+        place = builder.mul(loop.index, int64(LANES * target_like.bitwidth // 8))
+        place = builder.bitcast(builder.gep(target, [place]), kind.as_pointer())
+        builder.store(builder.trunc(bits, kind), place, align=1)
+    return builder.fadd(scale, _lanes(builder, builder.load(unknown))), low
 
 
 def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any) -> Any:
@@ -418,18 +371,16 @@ def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any)
     """
 
     def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
-        line_0, step = (builder.extract_value(target, n) for n in range(2))
-        addresses = [builder.extract_value(ranges, n) for n in range(2)]
-        of_columns = [builder.extract_value(vectors, n) for n in range(3)]
+        line_0, step = target
         chunks = [int64(column // LANES + n) for n in range(len(sums[0]))]
         scales, totals, biases = (
             [builder.load(chunk_at(builder, start, chunk), align=1) for chunk in chunks]
-            for start in of_columns
+            for start in vectors
         )
         for r, own in enumerate(sums):
             row = builder.add(first, int64(r))
             with builder.if_then(builder.icmp_signed("<", row, rows), likely=True):
-                row_scale, low = (spread_at(builder, start, row) for start in addresses)
+                row_scale, low = (spread_at(builder, start, row) for start in ranges)
                 line = builder.gep(line_0, [builder.mul(row, step)])
                 values = []
                 for value, scale, total, bias in zip(own, scales, totals, biases, strict=True):
@@ -445,46 +396,33 @@ def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any)
 PLAIN, GELU, GELU_TANH, RESIDUAL = range(4)  # the end of a product
 
 
-@emitted
-def linear_block(context, likes, a, b, sums, shape, ranges, vectors, target, ending):
+@emitted(types.void, ANY, PAIR, PAIR, ADDRESS, WORDS, TWO, THREE, PAIR, LITERAL)
+def linear_block(builder, dtypes, a, b, sums, shape, ranges, vectors, target, ending):
     """32 columns of a linear layer for some rows, each finished as soon as its sums are there.
 
     value = sums (row_scale scale) + (row_low total + bias); PLAIN: target = value; GELU, GELU_TANH:
-    target = GELU(value); RESIDUAL, in float32: target += value. `likes` are the arrays of the rows
-    and of the target, `a`, `b` and `target` pairs of an address and a step, as those of `block`.
-    `sums` is memory for `finished_block`, `shape` the groups and the rows, `ranges` addresses of
-    the rows' scale and low, `vectors` of the columns' scale, total and bias.
+    target = GELU(value); RESIDUAL, in float32: target += value. The first argument are the arrays
+    of the rows and of the target, `a`, `b` and `target` pairs of an address and a step, as those of
+    `block`. `sums` is memory for `finished_block`, `shape` the groups and the rows, `ranges`
+    addresses of the rows' scale and low, `vectors` of the columns' scale, total and bias.
     """
-    if not isinstance(ending, types.IntegerLiteral):
-        raise errors.RequireLiteralValue("ending")
-    kind, wide = ending.literal_value, types.int64
-    rows_like, target_like = (like.dtype for like in likes)
+    (rows_like, target_like), (groups, rows) = dtypes, shape
     is_float = rows_like in (types.float32, types.uint16)
 
-    def code(context, builder, signature, arguments):
-        _, a, b, sums, shape, ranges, vectors, target, _ = arguments
-        groups, rows = (builder.extract_value(shape, n) for n in range(2))
-        operands = [builder.extract_value(pair, n) for pair in (a, b) for n in range(2)]
+    def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
+        for n, value in enumerate(values):
+            chunk = int64(first + n)
+            if ending == RESIDUAL:
+                before = builder.load(chunk_at(builder, line, chunk), align=1)
+                value = builder.fadd(before, value)
+            elif ending != PLAIN:
+                approximate = "none" if ending == GELU else "tanh"
+                curve = curves(approximate)[0] if is_float else short_curve(approximate)
+                value = _gelu(builder, value, curve, EDGE if is_float else SHORT_EDGE)
+            store_chunk(builder, value, line, chunk, target_like)
 
-        def ended(builder: Any, values: Any, line: Any, first: int, row: Any) -> None:
-            for n, value in enumerate(values):
-                chunk = int64(first + n)
-                if kind == RESIDUAL:
-                    before = builder.load(chunk_at(builder, line, chunk), align=1)
-                    value = builder.fadd(before, value)
-                elif kind != PLAIN:
-                    approximate = "none" if kind == GELU else "tanh"
-                    curve = curves(approximate)[0] if is_float else short_curve(approximate)
-                    value = _gelu(builder, value, curve, EDGE if is_float else SHORT_EDGE)
-                store_chunk(builder, value, line, chunk, target_like)
-
-        finish = finished_rows(rows, ranges, vectors, target, ended)
-        finished_block(rows_like, finish)(builder, *operands, sums, groups, rows)
-        return context.get_dummy_value()
-
-    pair, two = types.Tuple((ADDRESS, wide)), types.UniTuple(ADDRESS, 2)
-    shape, three = types.UniTuple(wide, 2), types.UniTuple(ADDRESS, 3)
-    return types.void(likes, pair, pair, ADDRESS, shape, two, three, pair, ending), code
+    finish = finished_rows(rows, ranges, vectors, target, ended)
+    finished_block(rows_like, finish)(builder, *a, *b, sums, groups, rows)
 
 
 def _gelu(builder: Any, value: Any, curve: tuple[Any, ...], limit: Any) -> Any:

@@ -23,12 +23,15 @@ from bertsmith.base.processes import share
 from bertsmith.model.kernels.elementwise import rows
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
+    ANY,
     COLUMNS,
     FLOAT,
     INTEGERS,
     LANES,
     LINE,
     ROWS,
+    TWO,
+    WORD,
     address,
     begin,
     emitted,
@@ -57,46 +60,38 @@ LEAST_SHARE = 1 << 25  # products of two bytes: a smaller part of a matmul no id
 UNSIGNED = np.int32(128)  # added to a byte from -127 to 127
 
 
-@emitted
-def add_token_block(context, like, a, a_step, b, b_step, groups, scales, starts, sums, c):
+@emitted(types.void, ANY, ADDRESS, WORD, ADDRESS, WORD, WORD, TWO, ADDRESS, ADDRESS, ADDRESS)
+def add_token_block(builder, dtype, a, a_step, b, b_step, groups, scales, starts, sums, c):
     """c[32, 32] += a[32, T] b[T, 32] of bytes, T tokens in groups of 4; c is float32.
 
-    `like` is an array of the dtype of a as `block` takes it; steps are as there, `sums` as of
-    `finished_block`. To the sums `starts` int32 [32] is added, and they are multiplied by two
+    The first argument is an array of the dtype of a as `block` takes it; steps are as there, `sums`
+    as of `finished_block`. To the sums `starts` int32 [32] is added, and they are multiplied by two
     `scales` float32 [32], of the rows and of the columns.
     """
+    of_rows, of_columns = scales
 
-    def code(context, builder, signature, arguments):
-        _, *operands, groups, scales, starts, sums, c = arguments
-        of_rows, of_columns = (builder.extract_value(scales, n) for n in range(2))
+    def some(array: Any, number: Any, kind: Any) -> Any:
+        place = builder.gep(array, [builder.mul(number, int64(4))])
+        return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
 
-        def some(array: Any, number: Any, kind: Any) -> Any:
-            place = builder.gep(array, [builder.mul(number, int64(4))])
-            return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+    def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
+        columns = [int64(column + LANES * n) for n in range(len(sums[0]))]
+        shifts = [some(starts, where, INTEGERS) for where in columns]
+        factors = [some(of_columns, where, VECTOR) for where in columns]
+        for r, row in enumerate(sums):
+            number = builder.add(first, int64(r))
+            of_row = spread(builder, some(of_rows, number, FLOAT))
+            line = builder.gep(c, [builder.mul(number, int64(4 * COLUMNS))])
+            for where, shift, factor, value in zip(columns, shifts, factors, row, strict=True):
+                value = builder.sitofp(builder.add(value, shift), VECTOR)
+                scale = builder.fmul(of_row, factor)
+                place = builder.gep(line, [builder.mul(where, int64(4))])
+                place = builder.bitcast(place, VECTOR.as_pointer())
+                total = fma(builder, value, scale, builder.load(place, align=1))
+                builder.store(total, place, align=1)
 
-        def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
-            columns = [int64(column + LANES * n) for n in range(len(sums[0]))]
-            shifts = [some(starts, where, INTEGERS) for where in columns]
-            factors = [some(of_columns, where, VECTOR) for where in columns]
-            for r, row in enumerate(sums):
-                number = builder.add(first, int64(r))
-                of_row = spread(builder, some(of_rows, number, FLOAT))
-                line = builder.gep(c, [builder.mul(number, int64(4 * COLUMNS))])
-                for where, shift, factor, value in zip(columns, shifts, factors, row, strict=True):
-                    value = builder.sitofp(builder.add(value, shift), VECTOR)
-                    scale = builder.fmul(of_row, factor)
-                    place = builder.gep(line, [builder.mul(where, int64(4))])
-                    place = builder.bitcast(place, VECTOR.as_pointer())
-                    total = fma(builder, value, scale, builder.load(place, align=1))
-                    builder.store(total, place, align=1)
-
-        make = finished_block(like.dtype, finish)
-        make(builder, *operands, sums, groups, int64(ROWS))
-        return context.get_dummy_value()
-
-    wide, two = types.int64, types.UniTuple(ADDRESS, 2)
-    operands = ADDRESS, wide, ADDRESS, wide, wide
-    return types.void(like, *operands, two, ADDRESS, ADDRESS, ADDRESS), code
+    make = finished_block(dtype, finish)
+    make(builder, a, a_step, b, b_step, sums, groups, int64(ROWS))
 
 
 @compiled

@@ -81,8 +81,8 @@ def label_set_loss(
 ) -> Tensor:
     """Binary cross-entropy in nats of each of K labels of an example, summed.
 
-    Class weights are those of the examples that have a label, as pos_weight of PyTorch. `focal` and
-    the temperature of a teacher are as in `class_loss`, a label for itself.
+    Class weights are those of the examples that have a label, as pos_weight of PyTorch. The focal
+    loss and a teacher's temperature are as in `class_loss`, a label for itself.
     """
     nats = F.binary_cross_entropy_with_logits(
         logits_NK, labels_NK.float(), reduction="none", pos_weight=objective.class_weights
