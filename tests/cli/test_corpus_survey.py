@@ -160,6 +160,7 @@ def test_an_older_list_stays_where_a_new_one_fails():
         ("corpus contamination a.txt --tasks vocab --out o", "vocab: a folder: name"),
         ("corpus contamination empty.txt --tasks dev.tsv --out o", "no text in it"),
         ("corpus report empty.txt --exact", "empty.txt: no text in it"),
+        ("corpus report a.txt --exact --similarity 0.7", "--similarity has no effect with --exact"),
         (f"{REPORT} --limit-mb 0", "--limit-mb 0.0: must be"),
         ("corpus report a.txt --similarity 2", "similarity = 2.0: expected"),
         (f"{REPORT} --workers 0", "--workers 0: must be at least"),

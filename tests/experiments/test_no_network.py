@@ -109,3 +109,5 @@ def test_what_has_no_such_line_is_refused(tmp_path):
     line = refused("baseline", "mrpc", "--data", tmp_path, "--text", "x")
     assert "--text: for your own files; task mrpc knows its columns" in line
     assert "no training file (--data)" in refused("baseline", "mrpc", "--data", tmp_path)
+    line = refused("baseline", "regress", "--data", tmp_path, "--positive", "1")
+    assert "--positive: without effect on a task of kind 'regress'" in line

@@ -16,8 +16,10 @@ from bertsmith.experiments.paper.experiment import (
     read_experiment,
 )
 from bertsmith.experiments.paper.page import parts
+from bertsmith.experiments.paper.reproduce import plans_of
 from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
 from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
+from bertsmith.experiments.settings import ReproduceSettings
 from bertsmith.tasks.task import find_task
 from bertsmith.training.finetuning.settings import DEEPEST
 from bertsmith.training.settings import Machine
@@ -219,6 +221,19 @@ def test_a_model_that_is_there_has_no_perplexity(files):
     assert [column.name for column in made_here] == ["perplexity", "sst2"]
 
 
+def test_without_a_text_models_alone_are_measured(files, capsys):
+    text = toy(files).read_text()
+    for name in ("Masked", "Left to right"):
+        text = text.replace(f'title = "{name}"', f'title = "{name}"\nmodel = "m"')
+    own = write(files[2] / "models.toml", text)
+    (experiment, _) = plans_of(ReproduceSettings(experiments=(str(own),), data=files[1]))["models"]
+    assert [one.name for one in experiment.variants] == ["mlm", "ltr"]
+    assert len(experiment.claims) == 1
+    of_all = ReproduceSettings(experiments=("all",), data=files[1], models=("model",))
+    assert plans_of(of_all).keys() == {"table1", "table7"}
+    assert "table5: left out: Table 5: pre-training tasks: name `text`" in capsys.readouterr().err
+
+
 def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, capsys):
     experiment = read_experiment(str(toy(files)), "nano")
     monkeypatch.setattr(Work, "result", lambda *_: {"steps": 6, "tokens": 9, "flops": 8.0})
@@ -346,6 +361,7 @@ def with_line(variant, line):
         (('"ner"', '"nr"'), "unknown task 'nr'"),
         (('"sst2", "ner"', '"sst2:f1", "ner"'), "sst2:f1: unknown metric"),
         ((COLUMNS, 'columns = ["sst"]'), "unknown column 'sst'"),
+        (('"ner features"]', '"sst2 features"]'), "sst2 features: features are for taggers"),
         (with_line("Masked", 'features = "lst"'), "unknown row 'lst'"),
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
         (("[nano]", "[nano"), "not valid TOML"),
@@ -358,6 +374,8 @@ def with_line(variant, line):
         (("steps = 6", "stepps = 6"), "[nano]: pretrain: unknown setting 'stepps'"),
         (("steps = 6", 'steps = "five"'), "pretrain: steps = 'five': expected a whole number"),
         (with_line("ELMo", "pretrain = { minutes = 1 }"), "elmo needs a budget in steps or tokens"),
+        (with_line("ELMo", "pretrain = { steps = 9, seed = 2 }"),
+         "wrong.toml: variant elmo: elmo does not read seed of pretrain: leave it out"),
         ((f'{SIZES}\ncolumns = ["sst2"]', SIZES),
          "wrong.toml: variant elmo: perplexity of elmo is over words, not pieces: give it col"),
         (with_line("Masked", "share = 0.0"), "variant mlm: share=0.0: must be ab"),
@@ -366,6 +384,13 @@ def with_line(variant, line):
          "wrong.toml: variant mlm: at=0.5 is none of the experiment's points"),
         (("models = true", "points = [0.0, 1.0]"), "wrong.toml: points=0.0: must be above 0"),
         (("models = true", "points = 0.5"), "wrong.toml: points = 0.5: expected a list"),
+        ((TOY[TOY.index("[nano]") :].format(seeds=1), "points = [0.5]\n[variants]\nname = 'mlm'"),
+         "wrong.toml: variants = {'name': 'mlm'}: expected a list"),
+        (("models = true", "models = true\npoints = [1.0]\n[[variants]]\ntitle = 'A'"),
+         "wrong.toml: variants: missing setting name"),
+        ((TOY[TOY.index("[nano]") : TOY.index("[[")].format(seeds=1), "nano = 3\n"),
+         "wrong.toml: nano = 3: expected a table, [nano]"),
+        ((SIZES, 'sizes = { nan = "16x32" }'), "variant elmo: sizes: unknown scale 'nan': did you"),
         (('"perplexity", "sst2", "ner", "ner features"]', '"sst2"]\npoints = [0.5, 0.5]'),
          "wrong.toml: two variants are called mlm@0.5: rename one, or leave a point out"),
         (with_line("ELMo", "at = 0.5"), "elmo is measured at its end alone"),

@@ -64,6 +64,18 @@ def test_files_of_one_name_in_several_folders_are_classes_of_their_own(tmp_path)
     assert [one.package for one in found] == ["farm/text.txt"] * 2 + ["sea/text.txt"] * 2
 
 
+def test_books_are_classes_though_each_is_one_document(tmp_path):
+    draw = random.Random(3)
+    for name, words in WORDS.items():
+        lines = [TEXT.format(*draw.choices(words, k=6)) for _ in range(400)]
+        write(tmp_path / f"{name}.txt", lines)
+    books = list(read_documents([tmp_path]))
+    assert len(books) == 2
+    origin = module._labelled(module._passages(books), seed=1)
+    assert origin is not None and origin.train.label_names == ("farm.txt", "sea.txt")
+    assert [len(part) for part in origin] == [300, 100, 200]
+
+
 def test_mistakes_are_said_before_minutes_are_spent(corpus, tmp_path):
     foreign = write(tmp_path / "foreign" / "thesis.txt", "not ours").parent
     with pytest.raises(ValueError, match="holds something that no quickstart wrote"):
@@ -103,6 +115,13 @@ def test_an_earlier_quickstart_is_kept_until_the_text_is_known_to_do(corpus, tmp
     new = tmp_path / "new"
     with locked_folder(new), pytest.raises(ValueError, match=f"^{new}: in use"):
         quickstart(new, SETTINGS, corpus)
+
+
+def test_a_text_without_enough_passages_is_told_what_a_classifier_needs(corpus, capsys):
+    few = module._passages(list(read_documents(corpus))[:3])
+    assert module._labelled(few, seed=1) is None
+    told = "no two files, or documents of one file, with 120 passages of 8 words or more each"
+    assert told in capsys.readouterr().out
 
 
 def test_the_verdict_says_when_a_budget_is_too_small():

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 import bertsmith
 from bertsmith.base import VERSION
 from bertsmith.checkpoints.model_folder import BareModel
-from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.inference.engines.processor import Processor, choose_processor
 from bertsmith.inference.engines.runner import Runner
-from bertsmith.serving.models import ServedModel
+from bertsmith.serving.models import ServedModel, ServedPredictor
 from bertsmith.serving.operations import operations_of
 
 from ..inference.test_api import CONTEXT, QUESTION, write_models
@@ -279,6 +279,16 @@ def test_a_folder_in_the_place_of_another_changes_no_answer(tmp_path):
         assert refused.status == 422 and "SIGHUP" in refused.body["error"]["message"]
         shutil.rmtree(own)
         assert ask(app, "POST", "/v1/attention", {"text": "the cat"}).status == 422
+
+
+def test_another_engine_has_all_threads_for_a_call(folder, monkeypatch):
+    processor, seen = Processor("cpu", "float32", 3, "pytorch"), []
+    model = ServedModel.open("reviews", folder / "reviews", processor)
+    monkeypatch.setattr(
+        ServedPredictor, "classify", lambda self, texts: seen.append(self.processor.threads)
+    )
+    model.call("classify")([("a film",)], 1)
+    assert model.threads == 1 and seen == [3]
 
 
 def test_a_model_that_cannot_and_one_that_is_not(app):

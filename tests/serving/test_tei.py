@@ -1,5 +1,7 @@
 """Routes of text-embeddings-inference answer as its code does, with the library's numbers."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +102,27 @@ def test_sparse_vectors(post, folders):
         dense[[value["index"] for value in values]] = [value["value"] for value in values]
         same(dense, expected, 1e-4)
         assert all(value["value"] > 0 for value in values)
+
+
+def test_a_folder_whose_way_to_vectors_is_not_known(tmp_path, served, folders):
+    """As of SPLADE: all but pooled vectors is answered."""
+    own = shutil.copytree(folders / "books", tmp_path / "splade")
+    kinds = {"": "MLMTransformer", "1_SpladePooling": "SpladePooling"}
+    modules = [{"path": path, "type": f"a.{kind}"} for path, kind in kinds.items()]
+    write(own / "modules.json", json.dumps(modules))
+    model = ServedModel.open("books", own, choose_processor("cpu", "float32"))
+    plain = served("books")["books"]
+    with (
+        application({"books": model}, operations_of) as app,
+        application({"books": plain}, operations_of) as other,
+    ):
+        for path in ("/embed_sparse", "/embed_all", "/tokenize"):
+            given, expected = (ask(one, "POST", path, {"inputs": TEXTS}) for one in (app, other))
+            assert given.status == 200 and given.body == expected.body
+        assert ask(app, "GET", "/v1/models").body["data"][0]["dimensions"] == 64
+        assert ask(app, "GET", "/info").body["model_type"] == {"embedding": {"pooling": "mean"}}
+        refused = ask(app, "POST", "/embed", {"inputs": TEXTS})
+        assert refused.status == 422 and "SpladePooling" in refused.body["error"]
 
 
 def test_predictions(post, folders):
@@ -280,6 +303,16 @@ REFUSALS = [  # path, body, status, message
     ("/embed", {"inputs": "a", "dimensions": 65}, 422, "vectors have 1 to 64"),
     ("/embed", {"inputs": [LONG], "truncate": False, "dimensions": 0}, 422, "1 to 64"),
     ("/embed", {"inputs": "a", "prompt_name": "quiry"}, 422, "no prompt of model"),
+    *(
+        (path, {"prompt_name": "who : " * 20} | body, 422, "leaves no room for a text")
+        for path, body in (
+            ("/embed", {"inputs": "a"}),
+            ("/embed", {"inputs": "a", "truncation_direction": "left"}),
+            ("/embed", {"inputs": [[5, 6]]}),
+            ("/embed_all", {"inputs": "a"}),
+            ("/embed_sparse", {"inputs": "a"}),
+        )
+    ),
 ]  # fmt: skip
 
 

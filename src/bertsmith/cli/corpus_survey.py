@@ -43,13 +43,12 @@ def run_corpus_report(settings: CorpusReport) -> None:
     from bertsmith.base.files import write_json, write_text
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
-    from bertsmith.corpus.dedup import check_similarity
     from bertsmith.corpus.statistics import corpus_statistics
     from bertsmith.reports.corpus import corpus_page
     from bertsmith.text.readers.documents import input_files, no_text
 
     check_outputs(input_files(settings.inputs), {"--json": settings.json, "--html": settings.html})
-    check_similarity(settings.similarity)
+    _check_similarity(settings)
     figures = corpus_statistics(
         settings.inputs,
         near=not settings.exact,
@@ -66,6 +65,14 @@ def run_corpus_report(settings: CorpusReport) -> None:
         write_json(settings.json, figures)
     if settings.html:
         write_text(settings.html, corpus_page(figures, settings.inputs))
+
+
+def _check_similarity(settings: CorpusReport | CorpusDedup) -> None:
+    from bertsmith.corpus.dedup import SIMILARITY, check_similarity
+
+    if settings.exact and settings.similarity != SIMILARITY:
+        raise ValueError("--similarity has no effect with --exact: leave one of them out")
+    check_similarity(settings.similarity)
 
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
@@ -142,12 +149,10 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
     from bertsmith.cli.corpus import chosen_workers
     from bertsmith.cli.outputs import check_outputs
     from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
-    from bertsmith.corpus.dedup import SIMILARITY, DuplicateFinder, check_similarity, sign
+    from bertsmith.corpus.dedup import DuplicateFinder, sign
     from bertsmith.text.readers.documents import input_files, no_text
 
-    if settings.exact and settings.similarity != SIMILARITY:
-        raise ValueError("--similarity has no effect with --exact: leave one of them out")
-    check_similarity(settings.similarity)
+    _check_similarity(settings)
     everything = [*settings.against, *settings.inputs]
     check_outputs(input_files(everything), {"--out": settings.out})
     workers = chosen_workers(settings.workers, everything)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import bertsmith
 from bertsmith.base.settings import Hidden, Metavar, Positional, group_values
 from bertsmith.cli.outputs import check_outputs
-from bertsmith.training.finetuning.request import OwnFiles, Request, make_task
+from bertsmith.training.finetuning.request import OwnFiles, Request, check_reads, make_task
 
 
 @dataclass
@@ -261,6 +261,7 @@ def run_baseline(settings: Baseline) -> None:
     given = tuple(name for name in settings.given if name in own)
     files = {"data": settings.data, "model": "", "out": Path()}
     task = make_task(Request(task=settings.task, **files, **own, given=given))
+    check_reads(task.task_type, *given)
     result = measure_no_network(task, settings.data, settings.dev)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))

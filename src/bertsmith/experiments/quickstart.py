@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from bertsmith.base.files import FOLDER_LOCK, locked_folder, read_json, write_js
 from bertsmith.base.terminal import of_cases
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
-from bertsmith.experiments.docstring_origin import Origin, docstring_origin
+from bertsmith.experiments.docstring_origin import MIN_WORDS, Origin, docstring_origin
 from bertsmith.experiments.installed_prose import Module, harvest_prose
 from bertsmith.experiments.settings import QuickstartSettings
 from bertsmith.inference.predictor import Predictor, load
@@ -55,7 +55,7 @@ RATES = (3e-4, 1e-3, 3e-3)
 SEEDS = (1, 2, 3)
 SET_SIZES = ((150, 50, 100), (60, 20, 40))  # train, dev and test examples of a class
 CLASSES = 8
-BLOCK = 5  # paragraphs of a document that stay on one side when documents are the classes
+BLOCK = 5  # paragraphs of a document that stay on one side
 
 
 def quickstart(
@@ -236,35 +236,34 @@ def _own_prompts(predictor: Predictor, documents: Iterable[Document]) -> list[st
 
 
 def _passages(documents: Iterable[Document]) -> list[Module]:
-    """The user's paragraphs as modules; the class is the file, of a single file the document."""
+    """The user's paragraphs, a few neighbours a module; the class is the file, of a single file the
+    document. A book is one document: whole, it would all be on one side."""
     documents = list(documents)
     sources = {document.source for document in documents}
-    if len(sources) > 1:
-        shared = os.path.commonprefix([*sources]).rpartition("/")[0]  # folders of all
-        names = {source: source.removeprefix(shared).lstrip("/") for source in sources}
-        return [
-            Module(f"{d.source}:{d.line}", names[d.source], d.lines, d.lines) for d in documents
-        ]
+    shared = os.path.commonprefix([*sources]).rpartition("/")[0]  # folders of all
+
+    def name(document: Document) -> str:
+        if len(sources) == 1:
+            return f"document at line {document.line}"
+        return document.source.removeprefix(shared).lstrip("/")
+
     return [
-        Module(f"{document.line}.{start}", f"document at line {document.line}", [], lines)
-        for document in documents
-        for start in range(0, len(document.lines), BLOCK)
-        if (lines := document.lines[start : start + BLOCK])
+        Module(f"{d.source}:{d.line}.{start}", name(d), [], d.lines[start : start + BLOCK])
+        for d in documents
+        for start in range(0, len(d.lines), BLOCK)
     ]
 
 
 def _labelled(modules: Sequence[Module], seed: int) -> Origin | None:
     """The labelled sets; None, with the reason printed, when the text has too few."""
     classes = min(CLASSES, len({module.package for module in modules}))
-    reason = "one class only"
     for train, dev, test in SET_SIZES:
         sizes = {"train": train, "dev": dev, "test": test}
         for count in range(classes, 1, -1):
-            try:
+            with suppress(ValueError):
                 return docstring_origin(modules, seed=seed, num_classes=count, **sizes)
-            except ValueError as error:
-                reason = str(error)
-    print(f"no classifier: the text has too few labelled passages ({reason})")
+    least = f"{sum(SET_SIZES[-1])} passages of {MIN_WORDS} words or more each"
+    print(f"no classifier: the text has no two files, or documents of one file, with {least}")
     return None
 
 

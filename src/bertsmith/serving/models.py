@@ -19,7 +19,7 @@ from bertsmith.inference.embeddings.pooling import (
     pooling_settings,
     training_of,
 )
-from bertsmith.inference.embeddings.texts import TextRows, embed, finished
+from bertsmith.inference.embeddings.texts import TextRows, embed, finished, prompted
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.engines.runner import ENCODER
@@ -36,6 +36,7 @@ Cut = Literal["right", "left", "none"]
 """A text that is too long loses its end, its start, or nothing: then it is refused."""
 ATTENTION_TOKENS = 64  # of a text whose attention is shown; longer ones are cut
 ANSWERS = "classify", "score", "tag", "answer", "choose"  # methods of a fine-tuned model, one each
+UNPOOLED = (("pool", "mean"),)  # for what does not pool: the folder's own way may not be known here
 
 
 class ServedPredictor(Predictor):
@@ -93,7 +94,7 @@ class ServedModel:
             "labels": list(names),
             "reads_pairs": self.reads_pairs,
             "max_tokens": config.max_positions,
-            "dimensions": self.pooling(()).size(config.hidden_size),
+            "dimensions": self.pooling(UNPOOLED).size(config.hidden_size),
             "precision": f"{own.engine}, {own.precision}",
             "reports": list(self.reports),
         }
@@ -144,9 +145,11 @@ class ServedModel:
         """A method as a function of items (tuples of its arguments) and of threads."""
 
         def compute(items: list[Any], threads: int) -> Sequence[Any]:
-            if threads not in self._twins:
-                self._twins[threads] = self.predictor.with_threads(threads)
-            predictor = self._twins[threads]
+            # other engines answer one call at a time, with all their threads
+            own = threads if self.is_native else self.predictor.processor.threads
+            if own not in self._twins:
+                self._twins[own] = self.predictor.with_threads(own)
+            predictor = self._twins[own]
             if method == "attention" or options.get("method", "occlusion") != "occlusion":
                 self.check_unchanged()
             with contextlib.nullcontext() if self.is_native else self._alone:
@@ -253,7 +256,8 @@ def _embed_tokens(
     model: ServedModel, predictor: Predictor, items: list[Any], cut: Cut = "right", **options: Any
 ) -> list[np.ndarray]:
     """The last states [T, H] of each text's tokens."""
-    rows, _ = _prompted_rows(predictor, items, cut, model.pooling(tuple(options.items())))
+    pooling = model.pooling((*UNPOOLED, *options.items()))
+    rows, _ = _prompted_rows(predictor, items, cut, pooling)
     states = np.empty((len(rows.ids), predictor.config.hidden_size), np.float32)
     every = np.arange(len(rows.ids))
     for places, (last,) in predictor.states_at(rows, every, [predictor.config.num_layers]):
@@ -266,7 +270,8 @@ def _embed_sparse(
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
     """(Pieces' ids, weights, tokens) of each text: of each piece the largest log(1 + relu(logit))
     over the text's tokens (SPLADE, Formal et al. 2021), those that are not 0."""
-    rows, _ = _prompted_rows(predictor, items, cut, model.pooling(tuple(options.items())))
+    pooling = model.pooling((*UNPOOLED, *options.items()))
+    rows, _ = _prompted_rows(predictor, items, cut, pooling)
     found: list[Any] = [None] * len(rows)
     pieces, tokens = len(predictor.tokenizer.vocabulary), rows.lengths.tolist()
     for row, logits_TV in predictor.piece_logits(rows, np.arange(len(rows.ids))):
@@ -305,16 +310,13 @@ def _outputs(
 def _prompted_rows(
     predictor: Predictor, items: list[Any], cut: Cut, pooling: PoolingSettings
 ) -> tuple[Features, int]:
-    """(Rows of texts with their prompt, tokens at the start of each that are not pooled)."""
-    tokenizer, prompt = predictor.tokenizer, pooling.prompt
-    if pooling.lowercase and not tokenizer.normalization.lowercase:
-        lower = replace(tokenizer.normalization, lowercase=True)
-        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
-    rows = _rows(
-        tokenizer, items, pooling.max_length or predictor.config.max_positions, cut, prompt
-    )
-    is_whole = pooling.pools_prompt or not prompt
-    return rows, 0 if is_whole else 1 + len(_encoded(tokenizer, [prompt]).ids)
+    """(Rows of texts with their prompt, tokens at the start of each that are not pooled).
+
+    Errors: ValueError as `prompted` and `_rows`.
+    """
+    positions = predictor.config.max_positions
+    tokenizer, length, _, skip = prompted(predictor.tokenizer, pooling, positions)
+    return _rows(tokenizer, items, length, cut, pooling.prompt), skip
 
 
 def _rows(

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from bertsmith.base import VERSION
 from bertsmith.serving.application import Application, Refused, Reply, Request
 from bertsmith.serving.batching import Busy
-from bertsmith.serving.models import Cut, ServedModel
+from bertsmith.serving.models import UNPOOLED, Cut, ServedModel
 from bertsmith.serving.routes import Prompt
 from bertsmith.tasks.metrics import sigmoid, softmax
 from bertsmith.tasks.vectors import cosines
@@ -387,7 +387,7 @@ async def tokenize(app: Application, request: Request, body: TokenizeInputs) -> 
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     check_texts(app, texts, "inputs")
     try:
-        prompt = model.pooling((("prompt", body.prompt_name),)).prompt
+        prompt = model.pooling((*UNPOOLED, ("prompt", body.prompt_name))).prompt
     except ValueError as error:
         raise Refused(422, model.public(str(error)), "prompt_name") from error
     texts = [prompt + text for text in texts]
@@ -445,7 +445,7 @@ async def info(app: Application, request: Request, body: None) -> dict[str, Any]
         }
         length = model.predictor.model_task.encoding.max_length
     else:
-        kind, of_kind = "embedding", {"pooling": model.pooling(()).pool}
+        kind, of_kind = "embedding", {"pooling": model.trained.pool or "mean"}
         length = model.predictor.config.max_positions
     return {
         "model_id": model.name,

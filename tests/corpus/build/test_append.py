@@ -9,6 +9,8 @@ from bertsmith.base.files import locked_folder
 from bertsmith.corpus.build import build as appending
 from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.build.settings import BuildSettings
+from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.corpus.examples.stream import Position, PretrainingStream
 from bertsmith.corpus.store.store import TokenStore
 from bertsmith.corpus.store.verify import publish, verify_store
 
@@ -69,6 +71,27 @@ def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path, more):
     settings = ["--memory-mb", 300, "--exclude", listed[1], "--workers", 2]
     bertsmith("corpus", "append", more, "--store", folder, *settings)
     assert TokenStore.open(folder).generation == 2
+    bertsmith("corpus", "append", more, "--store", folder, *settings)
+    for otherwise in ([], ["--text-column", "body", *settings], ["--exclude", tmp_path / "none"]):
+        said = refused("corpus", "append", more, "--store", folder, *otherwise)
+        assert "already, since its generation 2: leave it out" in said
+
+
+def test_single_documents_are_appended_to_either_side(folder, tmp_path):
+    before = TokenStore.open(folder)
+    for number in range(8):
+        lines = (f"w{number} w{k} w{k + 1}" for k in range(4))
+        append_text([write(tmp_path / f"{number}.txt", lines)], folder)
+    store = TokenStore.open(folder)
+    grown = [
+        getattr(store, side).num_documents - getattr(before, side).num_documents
+        for side in ("train", "held_out")
+    ]
+    assert sum(grown) == 8 and all(grown) and generation(folder) == 9
+    settings = ExampleSettings(16)
+    stream = PretrainingStream(store.train, store.tokenizer.vocabulary, settings, seed=1)
+    rows = stream.examples_in_epoch(0)
+    assert (stream.batch(Position(), rows)[0].lengths > 3).all()
 
 
 def test_the_old_generation_is_opened_by_its_fingerprint(folder, text):

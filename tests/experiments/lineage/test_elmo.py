@@ -275,5 +275,8 @@ def test_settings_of_layers_and_export_are_refused(trained, tmp_path):
     write(tmp_path / "train.csv", ["text,label", *(f"a{k},{'xy'[k % 2]}" for k in range(80))])
     with pytest.raises(ValueError, match="`reinit_layers`: fine-tuning never changes the layers"):
         finetune("classify", data=tmp_path, model=trained[0], out=tmp_path / "o", reinit_layers=1)
+    with pytest.raises(ValueError, match="`reinit_layers`: fine-tuning never changes the layers"):
+        given = {"data": tmp_path, "model": trained[0], "out": tmp_path / "o"}
+        finetune("classify", **given, sweep="reinit_layers=0|1")
     with pytest.raises(ValueError, match="an ELMo is not exported: PyTorch answers"):
         find_subject(load(trained[0], device="cpu"), None)

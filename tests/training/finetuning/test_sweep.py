@@ -391,6 +391,7 @@ def test_a_sweep_can_search_what_a_model_is_made_with(trainer, toy, tmp_path):
         ),
         ("reinit_layers=0|2", "`reinit_layers=2`: the model has 1"),
         ("reinit_layers=0..3", "`reinit_layers=3`: the model has 1"),
+        ("lm_weight=0|0.5", "`sweep`: lm_weight 0.5: `lm_weight=0.5`: .* is no GPT: leave"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_trial(trainer, toy, tried, tmp_path, space, message):

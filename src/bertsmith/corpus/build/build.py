@@ -85,14 +85,16 @@ def build_store(
     settings: BuildSettings = DEFAULTS,
     *,
     documents: Iterable[Document] | None = None,
+    fewest: int = 2,
 ) -> Manifest:
     """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
 
     Called again it resumes after the last finished shard, or returns at once when all was done.
-    documents: given instead of `inputs`; such a build always starts anew.
+    documents: given instead of `inputs`; such a build always starts anew. fewest: documents to
+    train on, which next-sentence pairs need two of.
 
-    Errors: ValueError, with nothing of the build left, for no text, fewer than two documents, a
-    file given twice and those of `read_documents`; ValueError for a folder that another process
+    Errors: ValueError, with nothing of the build left, for no text, too few documents, a file
+    given twice and those of `read_documents`; ValueError for a folder that another process
     writes or that holds another store; OSError, with the finished shards kept.
     """
     workers, uses_ray = settings.workers, settings.backend == "ray"
@@ -147,7 +149,8 @@ def build_store(
         try:
             with closing(encoded) as results, progress:
                 _write_shards(results, out, record, settings.shard_tokens, progress)
-                return _finish(out, record, tokenizer, inputs)
+                _check_enough(record, inputs, fewest)
+                return finish_store(out, tokenizer, record["shards"], record["text_bytes"])
         except ValueError:
             _clear(out)
             raise
@@ -162,22 +165,27 @@ def append_text(
 ) -> tuple[Manifest, Manifest]:
     """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
 
-    Returns the manifests of the whole store and of the new text. The same text again changes
-    nothing.
+    Returns the manifests of the whole store and of the new text. The same text again, asked for
+    alike, changes nothing.
 
     Errors: ValueError when there is no finished store, another process writes it, or a file is in
     the store already (by path, size and time of change); those of `build_store`.
     """
-    found = input_fingerprint(inputs)
-    if manifests := _appended(found, folder):  # to a store that is in use or cannot be written, too
+    asked: dict[str, Any] = {
+        "inputs": input_fingerprint(inputs),
+        "exclude": [digest(path) if path.is_file() else None for path in settings.exclude],
+    }
+    if text_column is not None:
+        asked["text_column"] = text_column
+    if manifests := _appended(asked, folder):  # to a store that is in use or cannot be written, too
         return manifests
     with locked_folder(folder):
-        if manifests := _appended(found, folder):
+        if manifests := _appended(asked, folder):
             return manifests
         store = TokenStore.open(folder)
         folders = generation_folders(store.generation + 1)
         specs = [_read_record(folder / name).get("spec") or {} for name in folders[:-1]]
-        _check_new(found, specs, folder)
+        _check_new(asked["inputs"], specs, folder)
         if not specs[0]:
             print(
                 f"{folder}: no record of how it was built ({BUILD}), as in a copy that was "
@@ -194,7 +202,7 @@ def append_text(
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
         own = BuildSettings(**vars(group_values(settings, WorkSettings)), **as_built)
-        added = build_store(inputs, store.tokenizer, new, own)
+        added = build_store(inputs, store.tokenizer, new, own, fewest=0)  # the store has others
         whole = _joined(store.manifest, added, folders[-1])
         remove_leftovers(folder)
         write_manifest(folder / earlier_manifest(store.generation), store.manifest)
@@ -287,19 +295,16 @@ def _write_shards(
         write_json(out / BUILD, record)
 
 
-def _finish(
-    out: Path, record: dict[str, Any], tokenizer: Tokenizer, inputs: Sequence[Path | str]
-) -> Manifest:
+def _check_enough(record: dict[str, Any], inputs: Sequence[Path | str], fewest: int) -> None:
     train, held_out = (totals(record["shards"][split]) for split in SPLITS)
     if train["tokens"] + held_out["tokens"] == 0:
         raise no_text(inputs)
-    if train["documents"] < 2:
+    if train["documents"] < fewest:
         raise ValueError(
             f"{', '.join(map(str, inputs))}: {train['documents'] + held_out['documents']} "
             f"document(s), of which {held_out['documents']} held out: next-sentence pairs need two "
             "to train on: put a blank line between documents, or lower `held_out`"
         )
-    return finish_store(out, tokenizer, record["shards"], record["text_bytes"])
 
 
 # --- generations ---
@@ -313,12 +318,12 @@ def generation_folders(count: int) -> list[str]:
     return [".", *(f"generation-{number:04d}" for number in range(2, count + 1))]
 
 
-def _appended(found: list[dict[str, Any]], folder: Path) -> tuple[Manifest, Manifest] | None:
-    """The result of `append_text` for text that is the newest generation."""
+def _appended(asked: dict[str, Any], folder: Path) -> tuple[Manifest, Manifest] | None:
+    """The result of `append_text` for text that, so asked for, is the newest generation."""
     store = TokenStore.open(folder)
     newest = folder / generation_folders(store.generation)[-1]
     spec = _read_record(newest).get("spec") or {}
-    if store.generation == 1 or spec.get("inputs") != found:
+    if store.generation == 1 or not asked.items() <= spec.items():
         return None
     print(f"{folder}: appended before", file=sys.stderr)
     return store.manifest, TokenStore.open(newest).manifest

@@ -31,6 +31,7 @@ from bertsmith.training.pretraining.settings import BUDGETS, PretrainSettings
 TABLES = Path(__file__).parent / "tables"
 LINEAGE = "lineage"  # the experiment that is not the paper's
 PERPLEXITY, FEATURES = "perplexity", " features"  # columns that are no fine-tuning
+ELMO_READS = {*BUDGETS, "size", "batch_size", "max_length"}  # of `pretrain`: its size and tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +164,8 @@ class Experiment:
             if not column.is_perplexity and column.metric not in column.task.metrics:
                 known = nearest(column.metric, column.task.metrics)
                 raise ValueError(f"columns: {column.name}: unknown metric: {known}")
+            if column.is_features and column.task.task_type != "tag":
+                raise ValueError(f"columns: {column.name}: features are for taggers")
         for used in (*self.variants, *self.claims):
             for name in used.columns:
                 if name not in self.columns:
@@ -184,6 +187,11 @@ class Experiment:
             raise ValueError(
                 f"variant {variant.name}: perplexity of elmo is over words, not pieces: give it "
                 "columns without perplexity"
+            )
+        if variant.system == "elmo" and (unread := variant.pretrain.keys() - ELMO_READS):
+            raise ValueError(
+                f"variant {variant.name}: elmo does not read {', '.join(sorted(unread))} of "
+                "pretrain: leave it out"
             )
         if variant.at == 1 or variant.model:
             return
@@ -229,11 +237,14 @@ def read_experiment(name: str, scale: str) -> Experiment:
         path = TABLES / f"{name}.toml"
     values = toml_values(path)
     own = {one: values.pop(one, {}) for one in SCALES}
+    if not isinstance(own[scale], Mapping):
+        raise ValueError(f"{path}: {scale} = {own[scale]!r:.80}: expected a table, [{scale}]")
     whole = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
     try:
         values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
         if points := values.get("points"):
-            converted_fields(Experiment, {"points": points}, str(path))  # they are numbers
+            known = {name: values[name] for name in ("points", "variants") if name in values}
+            converted_fields(Experiment, known, str(path))  # numbers, and tables with names
             both = [(variant, point) for variant in values.get("variants", ()) for point in points]
             values["variants"] = [_at(variant, point) for variant, point in both]
         experiment = from_mapping(Experiment, values, str(path))
@@ -241,7 +252,11 @@ def read_experiment(name: str, scale: str) -> Experiment:
         raise ValueError(str(error).replace("`", "")) from error  # the file's, no flag's
     _check_keywords(experiment.scale, f"{path}: [{scale}]")
     for variant in experiment.variants:
-        _check_keywords(variant, f"{path}: variant {variant.name}")
+        where = f"{path}: variant {variant.name}"
+        _check_keywords(variant, where)
+        for one in variant.sizes:
+            if one not in SCALES:
+                raise ValueError(f"{where}: sizes: unknown scale '{one}': {nearest(one, SCALES)}")
     return experiment
 
 

@@ -199,9 +199,10 @@ def task_data(
 
 def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experiment:
     """With each of the user's models measured in every way in which a variant is; without a text
-    these alone.
+    these and the variants that are models alone.
 
-    Errors: ValueError where nothing is left, or the experiment is about pre-training.
+    Errors: NothingToMeasure where nothing is left; ValueError where the experiment is about
+    pre-training.
     """
     models = settings.models if experiment.models else ()
     if settings.models and not models and settings.experiments != (ALL,):
@@ -209,7 +210,7 @@ def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experime
     ways: dict[str, Variant] = {}
     for one in experiment.variants:
         ways.setdefault(str((one.finetune, one.features, one.columns)), one)
-    own = experiment.variants if settings.text else ()
+    own = tuple(one for one in experiment.variants if settings.text or one.model)
     given = [
         replace(
             way,
@@ -223,8 +224,9 @@ def with_models(experiment: Experiment, settings: ReproduceSettings) -> Experime
     ]
     if not own and not given:
         either = " or `models`" if experiment.models else ""
-        raise ValueError(f"{experiment.title}: name `text` to pre-train on{either}")
-    claims = experiment.claims if settings.text else ()
+        raise NothingToMeasure(f"{experiment.title}: name `text` to pre-train on{either}")
+    kept = {one.name for one in own}
+    claims = tuple(one for one in experiment.claims if {one.better, one.worse} <= kept)
     return replace(experiment, variants=(*own, *given), claims=claims)
 
 

@@ -86,21 +86,8 @@ def text_rows(
     tokenizer: Tokenizer, texts: Sequence[str], pooling: PoolingSettings, positions: int
 ) -> TextRows:
     """The rows that a model with so many positions reads. Errors: ValueError as `embed`."""
-    max_length = positions if pooling.max_length is None else pooling.max_length
-    prompt = pooling.prompt
-    if not 3 <= max_length <= positions:
-        raise ValueError(f"`max_length={max_length}`: the model reads 3 to {positions} tokens")
-    if pooling.lowercase and not tokenizer.normalization.lowercase:
-        lower = replace(tokenizer.normalization, lowercase=True)
-        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
-    prompt_ids = tokenizer.encode_batch([prompt], offsets=False).ids
-    if len(prompt_ids) + 3 > max_length:  # [CLS], a token and [SEP]
-        raise ValueError(
-            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
-            " shorten it, or raise the length"
-        )
-    skip = 0 if pooling.pools_prompt or not prompt else 1 + len(prompt_ids)
-    whole = [prompt + text for text in texts]
+    tokenizer, max_length, prompt_ids, skip = prompted(tokenizer, pooling, positions)
+    whole = [pooling.prompt + text for text in texts]
     if pooling.long_texts == "cut":
         return TextRows(text_features(tokenizer, whole, max_length), skip)
     encoded = tokenizer.encode_batch(whole, offsets=False)
@@ -108,6 +95,31 @@ def text_rows(
     rows = make_rows(windows, None, tokenizer.vocabulary, max_length=max_length)
     features = Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, 0)
     return TextRows(features, skip, numbers)
+
+
+def prompted(
+    tokenizer: Tokenizer, pooling: PoolingSettings, positions: int
+) -> tuple[Tokenizer, int, np.ndarray, int]:
+    """(Tokenizer, tokens of a row, ids of the prompt, tokens at a row's start that are not pooled).
+
+    Errors: ValueError for a length that a model of so many positions does not have, and a prompt
+    that leaves no room for a text.
+    """
+    max_length = positions if pooling.max_length is None else pooling.max_length
+    if not 3 <= max_length <= positions:
+        raise ValueError(f"`max_length={max_length}`: the model reads 3 to {positions} tokens")
+    if pooling.lowercase and not tokenizer.normalization.lowercase:
+        lower = replace(tokenizer.normalization, lowercase=True)
+        tokenizer = Tokenizer(tokenizer.vocabulary, lower)
+    prompt = pooling.prompt
+    prompt_ids = tokenizer.encode_batch([prompt], offsets=False).ids
+    if len(prompt_ids) + 3 > max_length:  # [CLS], a token and [SEP]
+        raise ValueError(
+            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
+            " shorten it, or raise the length"
+        )
+    skip = 0 if pooling.pools_prompt or not prompt else 1 + len(prompt_ids)
+    return tokenizer, max_length, prompt_ids, skip
 
 
 def split_windows(

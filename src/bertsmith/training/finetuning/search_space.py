@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -133,8 +133,14 @@ def check_trials(space: Space, trials: int | None) -> None:
         raise ValueError("`sweep` with a range needs `trials`, the number of settings to try")
 
 
-def check_points(space: Space, settings: FinetuneSettings) -> None:
+def check_points(
+    space: Space,
+    settings: FinetuneSettings,
+    check: Callable[[FinetuneSettings], object] | None = None,
+) -> None:
     """Refuse a space with a point that cannot be; `settings` are those that are not searched.
+
+    `check` refuses settings by a ValueError of its own.
 
     Settings forbid a value or a pair of them, so every pair of choices or ends of ranges is looked
     at, the rest at its first: all combinations may be too many to look at.
@@ -150,7 +156,9 @@ def check_points(space: Space, settings: FinetuneSettings) -> None:
         for chosen in itertools.product(*(ends[name] for name in names)):
             point = first | dict(zip(names, chosen, strict=True))
             try:
-                replace(settings, **point)
+                one = replace(settings, **point)
+                if check:
+                    check(one)
             except ValueError as error:
                 raise ValueError(f"`sweep`: {shown(point)}: {error}") from error
 

@@ -249,7 +249,7 @@ def sweep(
     Errors: ValueError, before a trial is made, for a point of the space that settings or model
     cannot have, and when no trial came to its end; those of `Study` and `Trainer.run`.
     """
-    check_points(search.space, settings)
+    check_points(search.space, settings, trainer.start.check)
     if values := search.space.get("reinit_layers"):  # the model alone knows how many it has
         most = int(values.high) if isinstance(values, Range) else max(values)
         trainer.fresh_model(replace(settings, reinit_layers=most), seed)

@@ -69,6 +69,14 @@ class InitialModel:
     def is_gpt(self) -> bool:
         return read_config(self.folder).family == "gpt"
 
+    def check(self, settings: FinetuneSettings) -> None:
+        """Refuse settings that this model cannot have. Errors: ValueError that names them."""
+        if settings.lm_weight and not self.is_gpt:
+            raise ValueError(
+                f"`lm_weight={settings.lm_weight}`: {self.folder} is no GPT: leave `lm_weight` out"
+            )
+        check_frozen(self.folder, read_config(self.folder), settings)
+
     def model(
         self,
         head: type[TaskModel],
@@ -203,11 +211,7 @@ class Trainer:
         """
         task_type = TASK_TYPES[task.task_type]
         tokenizer, config = start.tokenizer, read_config(start.folder)
-        if settings.lm_weight and config.family != "gpt":
-            raise ValueError(
-                f"`lm_weight={settings.lm_weight}`: {start.folder} is no GPT: leave `lm_weight` out"
-            )
-        check_frozen(start.folder, config, settings)
+        start.check(settings)
         encoding = settings.encoding(
             task_type.default_length, config.max_positions, config.length_scale
         )
