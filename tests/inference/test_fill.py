@@ -11,7 +11,8 @@ import bertsmith
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.model.config import ModelConfig
-from bertsmith.text.tokenizer.wordpiece import SPECIAL
+from bertsmith.text.tokenizer.tokenizer import Tokenizer
+from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
 from ..tiny import piece_tokenizer, random_model
 
@@ -195,6 +196,12 @@ def test_a_candidate_of_one_piece_has_its_plain_probability(filler):
     plain = {row.token: row.probability for row in plain}
     assert np.exp(answer["log_probability"]) == pytest.approx(plain["mat"], rel=1e-4)
     assert answer["probability"] == 1.0
+
+
+def test_no_word_that_the_tokenizer_would_make(tmp_path):
+    tokenizer = Tokenizer(Vocabulary([*SPECIAL, "Cat", "Dog"]))  # which lower-cases
+    model = bertsmith.load(random_model(tmp_path / "model", tokenizer))
+    assert fill_words(model.filler, "[MASK]", 2) == []
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bertsmith.base import VERSION
 from bertsmith.checkpoints.model_folder import BareModel
 from bertsmith.inference.engines.processor import Processor, choose_processor
 from bertsmith.inference.engines.runner import Runner
+from bertsmith.model.heads import SequenceClassifier
 from bertsmith.serving.models import ServedModel, ServedPredictor
 from bertsmith.serving.operations import operations_of
 
@@ -289,6 +290,21 @@ def test_another_engine_has_all_threads_for_a_call(folder, monkeypatch):
     )
     model.call("classify")([("a film",)], 1)
     assert model.threads == 1 and seen == [3]
+
+
+def test_pytorch_reads_no_weights_of_a_folder_in_the_place_of_another(tmp_path):
+    tokenizer, own = piece_tokenizer("the cat sat"), tmp_path / "own"
+    for seed, folder in enumerate((own, tmp_path / "other")):
+        random_model(folder, tokenizer, SequenceClassifier, 2, seed=seed)
+    model = ServedModel.open("own", own, choose_processor("cpu", "float32", "pytorch"))
+    model.warm_up()
+    expected = plain(bertsmith.load(own).classify("the cat sat"))
+    os.rename(own, tmp_path / "before")
+    os.rename(tmp_path / "other", own)
+    with application({"own": model}, operations_of) as app:
+        assert posted(app, "/v1/classify", text="the cat sat") == [expected]
+        refused = ask(app, "POST", "/v1/embed", {"text": "the cat"})
+        assert refused.status == 422 and "SIGHUP" in refused.body["error"]["message"]
 
 
 def test_a_model_that_cannot_and_one_that_is_not(app):

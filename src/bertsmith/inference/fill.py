@@ -196,8 +196,8 @@ def fill_words(
     Returns {"words": ["souvenir"], "pieces": [["so", "##uvenir"]], "log_probability": -3.2,
     "score": -1.6} for each, best first by "score", the log-probability divided by the number of
     pieces: longer words have more factors below 1, and would else be found too rarely. Only words
-    that the tokenizer itself would cut into these pieces are offered. With several masks the score
-    is the sum over the words, each scored with the others in place.
+    that the tokenizer itself would cut into these pieces are offered; there may be none. With
+    several masks the score is the sum over the words, each scored with the others in place.
 
     Errors: ValueError as `MaskFiller.pieces`, and for more combinations of lengths than 64.
     """
@@ -225,6 +225,8 @@ def fill_words(
             found.append(
                 {"words": spelled, "pieces": [[names[k] for k in pieces] for pieces in filling]}
             )
+    if not found:
+        return []
     scores = pseudo_log_likelihoods(filler.model, places).reshape(len(found), masks).sum(axis=1)
     for filling, score in zip(found, scores.tolist(), strict=True):
         filling["log_probability"] = score

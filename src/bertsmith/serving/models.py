@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from bertsmith.tasks.vectors import text_features
 from bertsmith.text.tokenizer.rows import Encoded, make_rows, text_room, truncate_pairs
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from bertsmith.inference.engines.runner import EngineModel
+
 Cut = Literal["right", "left", "none"]
 """A text that is too long loses its end, its start, or nothing: then it is refused."""
 ATTENTION_TOKENS = 64  # of a text whose attention is shown; longer ones are cut
@@ -40,10 +43,27 @@ UNPOOLED = (("pool", "mean"),)  # for what does not pool: the folder's own way m
 
 
 class ServedPredictor(Predictor):
-    """A predictor that does not print: nobody at the server's terminal knows the texts."""
+    """A predictor that does not print: nobody at the server's terminal knows the texts. It reads no
+    other weights than those that its folder had at first."""
+
+    def __init__(self, folder: Path, processor: Processor) -> None:
+        self.weights = stamps(folder)
+        super().__init__(folder, processor)
 
     def note(self, message: str) -> None:
         pass
+
+    def check_unchanged(self) -> None:
+        """Errors: ValueError if weights that PyTorch reads only now are others than those that are
+        served."""
+        if stamps(self.folder) != self.weights:
+            raise ValueError(
+                "the folder has changed since it was opened: reload the server (SIGHUP)"
+            )
+
+    def _opened(self, kind: str, own: Processor) -> EngineModel:
+        self.check_unchanged()
+        return super()._opened(kind, own)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +77,6 @@ class ServedModel:
     """The time when it was opened, in seconds since 1970."""
     trained: SimilarityTraining
     """What its folder said of vectors then."""
-    weights: list[tuple[int, ...]]
-    """Its files of weights then, see `stamps`."""
     _twins: dict[int, ServedPredictor] = field(default_factory=dict)
     """The predictor by threads; each keeps what it has made once."""
     _alone: threading.Lock = field(default_factory=threading.Lock)
@@ -67,12 +85,11 @@ class ServedModel:
     @classmethod
     def open(cls, name: str, folder: Path, processor: Processor) -> ServedModel:
         """Open a model's folder. Errors: ValueError as `bertsmith.load`."""
-        weights, trained = stamps(folder), training_of(folder)
+        predictor, trained = ServedPredictor(folder, processor), training_of(folder)
         with contextlib.suppress(ValueError):  # as a request for vectors will say
             dense = tuple(layer.in_memory() for layer in trained.dense)
             trained = replace(trained, dense=dense)
-        predictor = ServedPredictor(folder, processor)
-        return cls(name, folder, predictor, time.time(), trained, weights)
+        return cls(name, folder, predictor, time.time(), trained)
 
     @property
     def is_native(self) -> bool:
@@ -151,7 +168,7 @@ class ServedModel:
                 self._twins[own] = self.predictor.with_threads(own)
             predictor = self._twins[own]
             if method == "attention" or options.get("method", "occlusion") != "occlusion":
-                self.check_unchanged()
+                predictor.check_unchanged()
             with contextlib.nullcontext() if self.is_native else self._alone:
                 if method in OWN_CALLS:
                     return OWN_CALLS[method](self, predictor, items, **options)
@@ -159,14 +176,6 @@ class ServedModel:
                 return getattr(predictor, method)(*columns, **options)
 
         return compute
-
-    def check_unchanged(self) -> None:
-        """Errors: ValueError if weights that PyTorch reads only now are others than those that are
-        served."""
-        if stamps(self.folder) != self.weights:
-            raise ValueError(
-                "the folder has changed since it was opened: reload the server (SIGHUP)"
-            )
 
     def job(self, method: str, items: Sequence[tuple[Any, ...]], /, **options: Any) -> Job:
         """A request to this model as a job.

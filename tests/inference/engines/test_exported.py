@@ -290,6 +290,18 @@ def test_nothing_is_opened_that_does_not_answer(tmp_path, stand_in):
     assert [own.engine for _, own in model._models] == ["onnx"] and not model._torch
 
 
+def test_what_was_opened_answers_whatever_becomes_of_the_files(tmp_path, stand_in):
+    folder = classifier(tmp_path / "model")
+    stand_in.write(folder)
+    model = bertsmith.load(folder, engine="onnx")
+    expected = model.classify(LINES)
+    folder.rename(tmp_path / "before")  # as while a server gets new weights
+    assert model.classify(LINES) == expected
+    classifier(folder, seed=2)
+    assert model.classify(LINES) == expected
+    assert "is not there" in refusal(folder, "onnx")
+
+
 def test_auto_measures_what_was_exported(tmp_path, stand_in, monkeypatch):
     monkeypatch.setattr(runner, "FEWEST_ROWS", 2)
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))

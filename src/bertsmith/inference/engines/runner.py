@@ -203,6 +203,8 @@ class Runner:
         if own.engine in exported.PROGRAMS:
             if layers is not None and list(layers) != [self.config.num_layers]:
                 return "an exported file gives the last layer alone: `layers='last'`"
+            if (kind, replace(own, threads=0)) in self._models:
+                return None  # it was opened, whatever became of the files since
             return exported.why_not(self.folder, own, kind)
         if not exported.model_files(self.folder)[0]:
             return "the folder has exported files, but no weights"
