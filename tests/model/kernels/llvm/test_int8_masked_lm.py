@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from numba import njit
 
 from bertsmith.model.config import config_for
-from bertsmith.model.heads import PreTrainingModel
+from bertsmith.model.heads import PreTrainingModel, SequenceClassifier
 from bertsmith.model.kernels import masked_lm_loss as module
 from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
 from bertsmith.model.kernels.llvm import blocks, int8_masked_lm
@@ -190,3 +190,23 @@ def test_a_model_in_int8_draws_and_is_measured_exactly():
         assert (model._token_loss(states.float(), labels)[0] / 50).item() == pytest.approx(
             plain.item(), rel=1e-5
         )
+
+
+def test_the_language_model_of_a_task_in_int8_draws_too():
+    config = config_for("tiny", 300, causal=True, dropout=0.0, attention_dropout=0.0)
+    model = SequenceClassifier(config, 2)
+    ids = torch.randint(300, (8, 30), generator=torch.Generator().manual_seed(1))
+    rows = ids, torch.zeros_like(ids), torch.arange(23, 31)
+    exact = model.with_next_tokens(*rows)[1].item()
+    use_int8(model)
+
+    def gradient(key):
+        seed_dropout(key)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model.with_next_tokens(*rows)[1]
+        loss.backward()
+        assert loss.item() == pytest.approx(exact, rel=1e-3)  # layers in int8; 1e-4 was seen
+        return model.encoder.embeddings.token.weight.grad
+
+    assert not torch.equal(gradient(1), gradient(2))
