@@ -18,6 +18,8 @@ from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.model.heads import PreTrainingModel
 
+from ..tiny import write
+
 WEIGHTS, SAFE = "model.safetensors", ".safetensors"
 UNREACHABLE = "http://127.0.0.1:9"  # nobody listens there
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -284,11 +286,17 @@ def test_an_empty_name_is_not_the_current_folder(folder, monkeypatch):
 def test_local_folders_come_first_and_are_checked(folder, tmp_path, monkeypatch):
     assert open_model_folder(folder) == open_model_folder(str(folder)) == folder
     RunFolder(tmp_path / "run").write_settings({"kind": "pretrain"})
+
+    def make(name, *files):
+        return [write(tmp_path / name / file, "") for file in files][0].parent
+
     for path, message in (
         (folder / "vocab.txt", "vocab.txt: a file, not a model"),
         (tmp_path / "none", "/none: no such folder"),
         (tmp_path, "no config.json, so not a folder with a model"),
         (tmp_path / "run", "run: no model in this run yet"),
+        (make("store", "manifest.json", "vocab.txt"), "a token store is for `bertsmith pretrain"),
+        (make("words", "vocab.txt", "tokenizer.json"), "a vocabulary is for `bertsmith corpus"),
     ):
         with pytest.raises(ValueError, match=message):
             open_model_folder(path)

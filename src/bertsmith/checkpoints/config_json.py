@@ -20,6 +20,7 @@ from bertsmith.checkpoints.formats.google import GOOGLE_CONFIG, google_config
 from bertsmith.checkpoints.formats.openai import SHAPES, openai_config
 from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.model.config import ElmoConfig, ModelConfig
+from bertsmith.text.tokenizer.files import TOKENIZER_FILES
 
 CONFIG_FILE = "config.json"
 BERT_NAMES = {  # ours: as config.json calls it
@@ -172,7 +173,12 @@ def config_path(folder: Path) -> Path:
             f"{folder}: no {GOOGLE_CONFIG}: copy it, and vocab.txt, from the folder of the model "
             "that this one was trained from"
         )
-    raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model")
+    names, hint = {path.name for path in folder.glob("*")}, ""
+    if "manifest.json" in names:
+        hint = ": a token store is for `bertsmith pretrain --corpus`"
+    elif names and names.issubset(TOKENIZER_FILES):
+        hint = ": a vocabulary is for `bertsmith corpus --vocab`"
+    raise ValueError(f"{folder}: no {CONFIG_FILE}, so not a folder with a model{hint}")
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:

@@ -364,7 +364,8 @@ def help_text(
     most_used = [flag for field in common for flag in shown if flag.field == field]
     rest = [flag for flag in shown if flag not in required and flag not in most_used]
     usage = " ".join(flag.usage for flag in required)
-    first = _wrapped(f"usage: bertsmith {name} {usage} [flags]", width, "  ")
+    line = " ".join(filter(None, ("usage: bertsmith", name, usage, "[flags]")))
+    first = _wrapped(line, width, "  ")
     parts = [first, *_description(command, width)]
     blocks = [("", required), ("most used", most_used)]
     for title in dict.fromkeys(flag.group for flag in rest):

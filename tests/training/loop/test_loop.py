@@ -41,6 +41,15 @@ def test_torchrun_may_pass_on_what_a_scheduler_has_sent_already(monkeypatch):
             time.sleep(1)
 
 
+def test_control_c_is_answered_at_once(capfd):
+    for number, answers in ((signal.SIGINT, 1), (signal.SIGTERM, 0)):
+        with stop_signals() as stop:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+        said = capfd.readouterr().err
+        assert stop.reason == number.name and said.count("stopping after this step") == answers
+
+
 def test_a_second_signal_ends_it_and_the_limit_is_none():
     with stop_signals(0.0) as stop:
         assert stop

@@ -125,9 +125,12 @@ def test_a_resume_says_and_keeps_what_it_changes(train, capsys):
         (4, "steps 3 -> 4 from step 3 on"),
     ):
         train(resume=True, steps=step, learning_rate=1e-3)
-        assert f"{out}: {said}" in capsys.readouterr().err.splitlines()
+        lines = capsys.readouterr().err.splitlines()
+        assert f"{out}: {said}" in lines and not any("nothing is left" in line for line in lines)
     train(steps=4, learning_rate=1e-3, resume=True)  # nothing is new
-    assert " -> " not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{out}: nothing is left to train: its budget was used at step 4: " in said
+    assert " -> " not in said
     assert RunFolder(out).settings()["changes"] == [
         {"setting": "learning_rate", "step": 2, "old": 3e-3, "new": 1e-3},
         {"setting": "steps", "step": 2, "old": 2, "new": 3},

@@ -39,11 +39,10 @@ from bertsmith.corpus.store.store import (
     token_type,
 )
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer.files import TOKENIZER_CONFIG, TOKENIZER_FILE, VOCABULARY_FILE
+from bertsmith.text.tokenizer.files import TOKENIZER_FILES
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
 GROUP = 1 << 15  # sentences tokenized together, however short they are: each takes 300 bytes
-TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG)
 COUNTS = ("documents", "sentences", "tokens")
 
 

@@ -213,7 +213,7 @@ def whole_lines(path: Path | RemoteFile, limit: int) -> Iterator[tuple[int, str]
                     if b"\0" in stream.peek(4096):
                         raise _binary(path, number) from error
                 where = f"byte 0x{raw[error.start]:02x} at offset {offset + error.start}"
-                hint = "convert it with iconv -f LATIN1 -t UTF-8"
+                hint = "convert it with iconv -f CP1252 -t UTF-8 (Windows and Excel; also Latin 1)"
                 raise ValueError(f"{path}:{number}: not UTF-8 ({where}): {hint}") from error
             offset += len(raw)
             yield number, line.removeprefix("\ufeff") if number == 1 else line

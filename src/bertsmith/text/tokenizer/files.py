@@ -17,6 +17,7 @@ from bertsmith.text.tokenizer.wordpiece import MAX_WORD, SPECIAL, Vocabulary
 VOCABULARY_FILE = "vocab.txt"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = (VOCABULARY_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG)
 ADDED_FILE = "added_tokens.json"
 BESIDE = (TOKENIZER_CONFIG, TOKENIZER_FILE, "config.json", "bert_config.json")  # a vocabulary
 OWN_SETTINGS = "bertsmith_normalization"  # what Hugging Face's settings have no words for

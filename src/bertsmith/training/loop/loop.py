@@ -208,6 +208,8 @@ def stop_signals(deadline: float = math.inf) -> Iterator[StopRequest]:
                 return  # torchrun repeats the signal that a scheduler has sent to all processes
             raise KeyboardInterrupt
         request.reason = signal.Signals(number).name
+        if number == signal.SIGINT:  # by a system call: a print may be what it interrupts
+            os.write(2, b"\nstopping after this step; Ctrl-C again ends at once, unsaved\n")
 
     previous: dict[signal.Signals, Any] = {}
     try:

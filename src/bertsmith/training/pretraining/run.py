@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -171,6 +172,9 @@ def pretrain(
             training = Training(tasks[0], optimizer, state, loop, engine, log)
             saver = Checkpoints(run, training, format)
             training.save, training.before_step = saver.save, saver.check
+            if begun and training.done() == 1.0:
+                words = f"nothing is left to train: its budget was used at step {state.step:,}"
+                print(f"{run.path}: {words}: give the whole run a larger one", file=sys.stderr)
             with _explained(store, run, tasks, state), saver:
                 finished = _train_phases(training, tasks, store)
             held_out = _evaluate_end(tasks[-1], store, state, log) if finished else {}
