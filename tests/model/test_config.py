@@ -52,7 +52,9 @@ def test_an_intermediate_size_that_is_given_is_kept():
     assert config_for("mini", 1000, gated=True, intermediate_size=1000).intermediate_size == 1000
 
 
-@pytest.mark.parametrize("size", ["huge", "6x", "0x128", "2x100", "2x0", "-2x128"])
+@pytest.mark.parametrize(
+    "size", ["huge", "6x", "0x128", "2x100", "2x0", "-2x128", "2x192x64", "2x128x3"]
+)
 def test_an_unknown_size_is_refused_by_name(size):
     with pytest.raises(ValueError, match=f"size '{size}'"):
         config_for(size, 1000)

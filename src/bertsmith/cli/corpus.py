@@ -215,8 +215,6 @@ class CorpusPublish:
 
 
 def run_corpus_publish(settings: CorpusPublish) -> None:
-    from pathlib import Path
-
     from bertsmith.corpus.store.verify import publish
     from bertsmith.text.readers.files import is_url
 

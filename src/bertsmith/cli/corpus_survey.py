@@ -222,7 +222,6 @@ class CorpusContamination(Inputs):
 
 
 def run_corpus_contamination(settings: CorpusContamination) -> None:
-    from pathlib import Path
     from tempfile import TemporaryDirectory
 
     from bertsmith.base.files import write_json

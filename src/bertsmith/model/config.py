@@ -199,6 +199,11 @@ def layers_hidden_heads(size: str) -> tuple[int, int, int]:
         )
     if hidden % 64 or not hidden or not layers:
         raise ValueError(f"size '{size}': layers must be positive, hidden size a multiple of 64")
+    if heads and hidden % (2 * heads):  # a head's first weights are pairs (initialization.py)
+        raise ValueError(
+            f"size '{size}': each of {heads} heads must have an even part of {hidden}: "
+            "name another number of heads"
+        )
     return layers, hidden, heads or hidden // 64
 
 

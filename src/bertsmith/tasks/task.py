@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from bertsmith.base.settings import Advanced, Count, check_bounds, from_mapping, nearest
+from bertsmith.base.settings import (
+    Advanced,
+    Count,
+    NotNegative,
+    check_bounds,
+    from_mapping,
+    nearest,
+)
 
 LENGTHS = (  # settings in tokens
     *("max_length", "doc_stride", "tokens_per_window", "max_question_length", "max_answer_length"),
@@ -36,7 +43,7 @@ class EncodingSettings:
     """answer: tokens of an answer at most."""
     document_context: Annotated[bool, Advanced] = True
     """tag: fill each row with what stands around its sentence in the document."""
-    tokens_per_window: Annotated[int, Advanced] = 128
+    tokens_per_window: Annotated[int, NotNegative, Advanced] = 128
     """tag: a row tags neighbouring sentences up to so many pieces, half a row at most; 0: one."""
     both_orders: Annotated[Literal["auto", "on", "off"], Advanced] = "auto"
     """Pairs are read in both orders, and their outputs averaged; auto: by a GPT on mrpc, qqp and

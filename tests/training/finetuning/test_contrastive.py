@@ -134,6 +134,18 @@ def test_a_batch_is_groups_that_do_not_hang_on_the_cores(model):
     assert position == Position(1, 0) and len(seen) == 18
 
 
+@pytest.mark.parametrize(("count", "batch", "negatives"), [(17, 8, 4), (33, 32, 32), (5, 4, 2)])
+def test_every_pair_has_a_negative(model, count, batch, negatives):
+    pairs = PairFeatures.of(TOKENIZER, Pairs(*translations(count, 1), None, "made"), max_length=8)
+    settings = ContrastiveSettings(batch_size=batch, negatives=negatives)
+    task = Contrastive(model, pairs, None, Engine(torch.device("cpu"), "float32", 1), settings)
+    position, sizes = Position(), []
+    while position.epoch == 0:
+        step, position = task.batch(position)
+        sizes += [len(group["lengths"]) // 2 for group in step.micro_batches]
+    assert min(sizes) > 1 and max(sizes) <= max(negatives, 3) and sum(sizes) == count
+
+
 def test_the_loss_of_a_batch_is_the_mean_over_its_pairs(model):
     task = task_of(model, 1)
     batch, _ = task.batch(Position(0, 0))

@@ -170,7 +170,9 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
             run(**changes)
 
     refuses("unknown row 'lats': known are embeddings, second", rows=("lats",))
-    refuses("`max_length=96`: the model knows 64 positions", max_length=96)
+    for length in (2, 96):
+        message = f"`max_length={length}`: the model reads 3 to 64 tokens"
+        refuses(message, max_length=length)
     shallow = write_model(tmp_path / "shallow")
     refuses("Table 7 reads 4 layers, and it has 1: take a deeper model", folder=shallow)
     refuses("shallow holds a run already", out="shallow")

@@ -38,6 +38,8 @@ COMPARES = "`early_stopping_patience` compares evaluations"
         (FROZEN, "sentences", -1, "`sentences="),
         (FROZEN, "learning_rate", 0.0, "`learning_rate="),
         (FROZEN, "dropout", 1.0, "`dropout="),
+        (FROZEN, "tokens_per_window", -1, "`tokens_per_window=-1`: must be at least 0"),
+        (FINETUNE, "tokens_per_window", -1, "must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be(settings, name, value, message):

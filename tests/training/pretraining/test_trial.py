@@ -460,6 +460,13 @@ def test_auto_compiles_when_the_budget_pays_and_says_so(
     assert said.startswith(f"compile: {expected} (saves about ") if setting == "auto" else not said
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(4000, "off"), (6000, "on")])
+def test_a_second_phase_compiles_again_and_makes_no_step_longer(compiling, steps, expected):
+    """Steps of 30 ms, of which 9 ms are saved, and 48.8 s of compiling."""
+    tasks = [compiling(flops=1e9, steps=steps) for _ in range(2)]
+    assert compile_tasks("auto", tasks, 1e12) == expected
+
+
 @pytest.mark.parametrize(
     ("flops", "micro_batches", "mode"),
     [(1e12, 1, "reduce-overhead"), (1e12, 2, None), (1e13, 1, None)],

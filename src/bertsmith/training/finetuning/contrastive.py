@@ -32,7 +32,7 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.config import training_flops
 from bertsmith.model.heads import BareModel
 from bertsmith.tasks.examples import check_texts
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.task import own_task
@@ -40,7 +40,7 @@ from bertsmith.tasks.vectors import check_pool, cosines, text_features
 from bertsmith.text.readers.tables import digest, read_columns
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
-from bertsmith.training.finetuning.fit import Batches, fit
+from bertsmith.training.finetuning.fit import Epochs, fit
 from bertsmith.training.finetuning.hidden_states import pooled, sentence_vectors
 from bertsmith.training.finetuning.settings import ContrastiveSettings
 from bertsmith.training.loop.schedule import Budget
@@ -144,6 +144,17 @@ def ranking_loss(
     return loss, (scores_GG.argmax(dim=1) == own).sum()
 
 
+def with_company(batches: list[np.ndarray]) -> list[np.ndarray]:
+    """The batches; a pair that was left over for one alone, without a negative, is in another.
+
+    >>> with_company([np.array([3]), np.array([0, 2]), np.array([1, 4])])
+    [array([0, 2, 3]), array([1, 4])]
+    """
+    alone = [batch for batch in batches if len(batch) == 1]
+    first, *others = [batch for batch in batches if len(batch) > 1]
+    return [np.concatenate([first, *alone]), *others]
+
+
 @dataclass(eq=False)
 class Contrastive:
     """The loop's task."""
@@ -155,7 +166,8 @@ class Contrastive:
     settings: ContrastiveSettings
 
     def __post_init__(self) -> None:
-        self.batches = Batches(self.pairs.lengths, self.settings.batch_size, self.settings.seed)
+        how = self.pairs.lengths, self.settings.batch_size, self.settings.seed
+        self.batches = Epochs(lambda number: with_company(training_batches(*how, number)))
 
     def advance(self, position: Position) -> Position:
         return self.batches.advance(position)
@@ -163,7 +175,8 @@ class Contrastive:
     def batch(self, position: Position) -> tuple[StepBatch, Position]:
         pairs = self.batches[position]
         groups = []
-        for part in np.array_split(pairs, -(-len(pairs) // self.settings.negatives)):
+        count = min(-(-len(pairs) // self.settings.negatives), len(pairs) // 2)
+        for part in np.array_split(pairs, count):
             chosen = np.concatenate([part, part + len(self.pairs)])
             ids, types, lengths = self.pairs.rows.padded(chosen, self.model.config.pad_id)
             texts = self.pairs.texts[chosen]

@@ -227,10 +227,9 @@ def feature_table(
         if name not in ROWS:
             raise ValueError(f"unknown row '{name}': known are {', '.join(ROWS)}")
     check_depth(str(folder), config.num_layers)
-    if settings.max_length > config.max_positions:
-        raise ValueError(
-            f"`max_length={settings.max_length}`: the model knows {config.max_positions} positions"
-        )
+    length, positions = settings.max_length, config.max_positions
+    if not 3 <= length <= positions:
+        raise ValueError(f"`max_length={length}`: the model reads 3 to {positions} tokens")
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}

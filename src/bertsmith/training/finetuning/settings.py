@@ -268,7 +268,7 @@ class FrozenSettings(Machine):
     """Of each direction of the LSTM; the paper's."""
     max_length: Annotated[int, Advanced] = 256
     """Tokens of a row in which the encoder reads a sentence and what stands around it."""
-    tokens_per_window: Annotated[int, Advanced] = 128
+    tokens_per_window: Annotated[int, NotNegative, Advanced] = 128
     """A row reads neighbouring sentences up to so many tokens, half a row at most; 0: one."""
     document_context: Annotated[bool, Advanced] = True
     """Fill each row with what stands around its sentences in the document."""

@@ -173,13 +173,14 @@ def compile_tasks(setting: str, tasks: list[Pretraining], peak: float) -> str:
         return "off"
     if setting == "auto":
         batch = first.batch(Position(0, 0))[0].over(first.engine.ranks)
-        budget, num_layers = first.settings.budget(), first.model.config.num_layers * len(tasks)
+        budget, num_layers = first.settings.budget(), first.model.config.num_layers
         steps = budget.steps or (budget.tokens or 0) / batch.tokens
         eager = first.flops(batch) / (EAGER_SHARE * peak)
         seconds = steps * max(eager, EAGER_SECONDS_PER_LAYER * num_layers)
         if budget.minutes is not None:
             seconds = 60 * budget.minutes
-        cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers
+        # a phase compiles its layers anew
+        cost = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * num_layers * len(tasks)
         saved = COMPILE_GAIN * seconds
         setting = "on" if saved > cost else "off"
         print(
