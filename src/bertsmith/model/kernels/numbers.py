@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numba import types
@@ -58,7 +58,7 @@ bits_to_float = _bitcast(types.int32, types.float32)
 float_to_bits = _bitcast(types.float32, types.int32)
 
 
-def by_type(choose: Any, inline: str = "always") -> Any:
+def by_type(choose: Any, inline: Literal["always", "never"] = "always") -> Any:
     """Make a function for compiled loops of one that chooses its body by its arguments' types."""
 
     @wraps(choose)

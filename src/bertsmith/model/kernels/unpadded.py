@@ -233,7 +233,7 @@ class Unpadded:
 
     @cached_property
     def seen_P(self) -> np.ndarray:
-        """How many tokens of its row each query sees."""
+        """The number of tokens of its row that each query sees."""
         if self.columns_P is None:
             return np.repeat(self.lengths_B, self.queries_B)
         return self.columns_P + 1

@@ -45,6 +45,7 @@ WORD, NUMBER, WORDS = types.int64, types.float32, types.UniTuple(types.int64, 2)
 TWO, THREE = types.UniTuple(ADDRESS, 2), types.UniTuple(ADDRESS, 3)
 PAIR = types.Tuple((ADDRESS, WORD))
 ANY, LITERAL = "any", "literal"  # kinds of arguments for `emitted`
+typed_code: Any = intrinsic  # a function that is given types, and returns a signature and code
 
 
 @cache
@@ -127,7 +128,7 @@ def emitted(result: Any, *kinds: Any) -> Any:
     """
 
     def known(builder: Any, kind: Any, value: Any) -> Any:
-        if isinstance(kind, types.BaseTuple):
+        if isinstance(kind, types.UniTuple | types.Tuple):
             parts = enumerate(kind.types)
             return [known(builder, own, builder.extract_value(value, n)) for n, own in parts]
         if isinstance(kind, types.Array):
@@ -154,12 +155,12 @@ def emitted(result: Any, *kinds: Any) -> Any:
 
             return result(*taken), code
 
-        return intrinsic(typed)
+        return typed_code(typed)
 
     return made
 
 
-@intrinsic
+@typed_code
 def address(context, array, element):
     """The address of an element, by its number, of a contiguous array."""
 
