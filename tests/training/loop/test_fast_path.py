@@ -12,7 +12,7 @@ import torch
 
 from bertsmith.corpus.examples.mixture import open_corpus
 from bertsmith.corpus.examples.stream import Position
-from bertsmith.model.kernels.elementwise import without_kernels
+from bertsmith.model.kernels.elementwise import seed_dropout, without_kernels
 from bertsmith.model.kernels.quantized_linear import Int8Linear, has_int8
 from bertsmith.training.engine import Engine, has_bf16
 from bertsmith.training.loop.log import RunLog
@@ -71,6 +71,7 @@ def gradients(task):
     batch, _ = task.batch(Position(0, 0))
 
     def compute(replica, micro, number):
+        seed_dropout(number)  # as in a step: whichever thread computes it draws the same
         with task.engine.autocast():
             loss, _ = task.loss(replica, micro, batch.counts)
         loss.backward()
