@@ -47,7 +47,7 @@ def test_control_c_is_answered_at_once(capfd):
             os.kill(os.getpid(), number)
             time.sleep(0.01)
         said = capfd.readouterr().err
-        assert stop.reason == number.name and said.count("stopping after this step") == answers
+        assert stop.reason == number.name and said.count("stopping when all is saved") == answers
 
 
 def test_a_second_signal_ends_it_and_the_limit_is_none():

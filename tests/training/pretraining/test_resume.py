@@ -129,7 +129,7 @@ def test_a_resume_says_and_keeps_what_it_changes(train, capsys):
         assert f"{out}: {said}" in lines and not any("nothing is left" in line for line in lines)
     train(steps=4, learning_rate=1e-3, resume=True)  # nothing is new
     said = capsys.readouterr().err
-    assert f"{out}: nothing is left to train: its budget was used at step 4: " in said
+    assert "nothing is left to train, the budget was used at step 4: " in said
     assert " -> " not in said
     assert RunFolder(out).settings()["changes"] == [
         {"setting": "learning_rate", "step": 2, "old": 3e-3, "new": 1e-3},

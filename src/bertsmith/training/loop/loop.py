@@ -209,7 +209,7 @@ def stop_signals(deadline: float = math.inf) -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.reason = signal.Signals(number).name
         if number == signal.SIGINT:  # by a system call: a print may be what it interrupts
-            os.write(2, b"\nstopping after this step; Ctrl-C again ends at once, unsaved\n")
+            os.write(2, b"\nstopping when all is saved; Ctrl-C again ends at once\n")
 
     previous: dict[signal.Signals, Any] = {}
     try:

@@ -172,9 +172,6 @@ def pretrain(
             training = Training(tasks[0], optimizer, state, loop, engine, log)
             saver = Checkpoints(run, training, format)
             training.save, training.before_step = saver.save, saver.check
-            if begun and training.done() == 1.0:
-                words = f"nothing is left to train: its budget was used at step {state.step:,}"
-                print(f"{run.path}: {words}: give the whole run a larger one", file=sys.stderr)
             with _explained(store, run, tasks, state), saver:
                 finished = _train_phases(training, tasks, store)
             held_out = _evaluate_end(tasks[-1], store, state, log) if finished else {}
@@ -213,6 +210,9 @@ def _train_phases(run: Training, tasks: Sequence[Pretraining], store: Corpus) ->
     state, log = run.state, run.log
     if state.step == 0:
         diagnostics.explain_losses(store.unigram_counts)
+    elif run.done() == 1.0:
+        where = f"at step {state.step:,}: a budget is that of the whole run: give a larger one"
+        print(f"nothing is left to train, the budget was used {where}", file=sys.stderr)
     name = token_name(tasks[0].settings.objective)
     entropy = diagnostics.EntropyWatch(store, name, run.settings.warmup_ratio, log)
     repeats = diagnostics.RepeatWatch(store, state.position, log)
