@@ -313,6 +313,20 @@ def test_an_output_matrix_of_its_own_is_refused(folder):
     assert load_model(folder, BareModel).missing == []  # the encoder alone is well defined
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("file", [WEIGHTS, "pytorch_model.bin"])
+def test_the_codes_of_a_quantized_model_are_no_weights(kind, file, folder):
+    """Copied into a float32 weight they would pass for it, a hundred times too large."""
+    name = "bert.encoder.layer.1.attention.self.query.weight"
+    tensors = load_file(folder / WEIGHTS)
+    tensors[name] = (100 * tensors[name]).to(kind)
+    (folder / WEIGHTS).unlink()
+    (save_file if file == WEIGHTS else torch.save)(tensors, folder / file)
+    for read in READERS:
+        with pytest.raises(ValueError, match=f"'{name}' holds .* numbers, not weights: take"):
+            read(folder)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize(
     "where", ["bert.encoder.layer.1.attention.self.key.bias", "cls.predictions.bias"]

@@ -43,7 +43,14 @@ from bertsmith.checkpoints.reading import (
     load_tokenizer,
     not_made_for,
 )
-from bertsmith.checkpoints.stored import WEIGHTS, StoredTensor, folder_tensors, not_finite
+from bertsmith.checkpoints.stored import (
+    WEIGHTS,
+    StoredTensor,
+    folder_tensors,
+    is_weight,
+    no_weights,
+    not_finite,
+)
 from bertsmith.checkpoints.tensors import (
     as_spelled,
     from_hugging_face,
@@ -173,7 +180,7 @@ def load_model(
         model = kind(*arguments)
     used = [name for name in wanted if name in usable]
     tensors = dict(zip(used, read_tensors(usable[name] for name in used), strict=True))
-    _check_finite(usable, tensors)
+    _check_numbers(usable, tensors)
     state = from_hugging_face(tensors)
     missing = [name for name in model.state_dict() if name not in state]
     generator = generator or torch.Generator().manual_seed(0)
@@ -184,8 +191,10 @@ def load_model(
     return LoadedModel(model, missing, [stored[name].name for name in stored if name not in known])
 
 
-def _check_finite(stored: dict[str, StoredTensor], tensors: dict[str, Tensor]) -> None:
+def _check_numbers(stored: dict[str, StoredTensor], tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
+        if not is_weight(tensor):
+            raise no_weights(stored[name], tensor.dtype)
         # NaN is both the smallest and the largest number; this reads once and writes nothing
         if not torch.stack(tensor.aminmax()).isfinite().all():
             raise not_finite(stored[name])

@@ -62,6 +62,8 @@ class StoredTensor:
         elif isinstance(self.source, np.ndarray):
             array = self.source
         else:
+            if not is_weight(self.source):
+                raise no_weights(self, self.source.dtype)
             array = self.source.float().numpy()
         array = self.own_part(array)
         # NaN is both the smallest and the largest number; this reads once and writes nothing
@@ -78,7 +80,7 @@ class StoredTensor:
 
     def _mapped(self, dtype: str, first: int, shape: tuple[int, ...]) -> np.ndarray:
         if dtype not in DTYPES:
-            raise ValueError(f"{self.file}: '{self.name}' holds {dtype} numbers, not weights")
+            raise no_weights(self, dtype)
         if 0 in shape:
             return np.empty(shape, np.float32)
         mapped = np.memmap(self.file, DTYPES[dtype], "c", first, shape)
@@ -86,6 +88,20 @@ class StoredTensor:
         if dtype == "BF16":  # the upper half of a float32's bits
             return (array.astype(np.uint32) << 16).view(np.float32)
         return array.astype(np.float32, copy=False)
+
+
+def is_weight(tensor: Any) -> bool:
+    """True for a Tensor of 16 bits or more to a number; the codes of 8 are nothing without their
+    scales, which stand in other tensors."""
+    return tensor.is_floating_point() and tensor.element_size() > 1
+
+
+def no_weights(tensor: StoredTensor, dtype: object) -> ValueError:
+    """The error for a tensor of integers, or of another quantized model."""
+    return ValueError(
+        f"{tensor.file}: '{tensor.name}' holds {dtype} numbers, not weights: take the model as it "
+        "was before it was quantized"
+    )
 
 
 def not_finite(tensor: StoredTensor) -> ValueError:
