@@ -331,6 +331,15 @@ def test_a_converted_and_a_lengthened_model_keep_their_class(family, head, tmp_p
         assert names["model_input_names"] == ["input_ids", "attention_mask"]
 
 
+@pytest.mark.parametrize(("family", "name"), [("DistilBert", "DistilBERT"), ("Electra", "ELECTRA")])
+def test_googles_bert_has_no_relatives(family, name, tmp_path):
+    """It would read the tensors of an ELECTRA that it knows by name, and leave out the others."""
+    save_model(randomized(PreTrainingModel(our_config(family))), WORDS, tmp_path / "old")
+    with pytest.raises(ValueError, match=f"old: {name}, which google-research/bert does not have"):
+        convert(tmp_path / "old", tmp_path / "new", to="tensorflow")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("stored", [None, "as one name"])
 @pytest.mark.parametrize(
     ("family", "head"),

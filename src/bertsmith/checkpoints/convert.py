@@ -36,6 +36,7 @@ from bertsmith.checkpoints.model_folder import (
 from bertsmith.checkpoints.names import REDUNDANT, TOKEN_EMBEDDING
 from bertsmith.checkpoints.stored import WEIGHTS, folder_tensors
 from bertsmith.checkpoints.tensors import as_spelled, read_tensors, write_tensors
+from bertsmith.model.config import RELATIVES
 from bertsmith.model.heads import FrozenTagger, TaskModel
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.extend import Addition, extended_vocabulary, old_pieces
@@ -62,15 +63,17 @@ def convert(
 ) -> Converted:
     """Write the model of folder `source` to the new folder `destination`, and compare the two.
 
-    `to` "tensorflow": as a checkpoint of google-research/bert, which cannot read left to right.
+    `to` "tensorflow": as a checkpoint of google-research/bert, which cannot read left to right, and
+    has none of BERT's relatives.
 
     `destination` appears only when all tensors of `source` were found equal, bit by bit as float32.
     Errors: ValueError as `load_model`, and for what the other program's BERT cannot compute.
     """
     kind, config = model_class(source), read_config(source)
-    if to == "tensorflow" and (config.causal or kind is FrozenTagger):
-        what = "left-to-right model" if config.causal else "BiLSTM over a frozen encoder"
-        raise ValueError(f"{source}: a {what}, which google-research/bert does not have")
+    relative = RELATIVES.get(config.family)
+    if to == "tensorflow" and (relative or config.causal or kind is FrozenTagger):
+        plain = "a left-to-right model" if config.causal else "a BiLSTM over a frozen encoder"
+        raise ValueError(f"{source}: {relative or plain}, which google-research/bert does not have")
     if beyond := beyond_transformers(config, kind):
         raise ValueError(
             f"{source}: a model with {' and '.join(beyond)}, which transformers' BERT does not "
