@@ -162,6 +162,12 @@ def test_a_bare_encoder_a_masked_lm_alone_and_what_is_no_bert(tmp_path):
         load_model(folder, BareModel)
 
 
+def test_googles_default_is_its_own_gelu(tmp_path):
+    config = {name: value for name, value in SHAPE.items() if name != "hidden_act"}
+    folder = google_folder(tmp_path / "model", google_bert(SHAPE, "pretraining"), config)
+    assert load_model(folder, PreTrainingModel).model.config.activation == "gelu_tanh"
+
+
 def test_the_exact_gelu_comes_back(tmp_path, folder):
     """Google's code has no name for it: the model is BERT of Hugging Face."""
     said = bertsmith("convert", folder, tmp_path / "there", "--to", "tensorflow")

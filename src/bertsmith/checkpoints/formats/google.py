@@ -83,7 +83,7 @@ def open_checkpoint(prefix: Path) -> Bundle:
 def google_config(folder: Path) -> dict[str, Any]:
     """`bert_config.json` as the entries of a config.json; the class is told by the tensors.
 
-    "gelu" is the tanh approximation there (modeling.py, `gelu`).
+    "gelu", the default too, is the tanh approximation there (modeling.py, `gelu`, `BertConfig`).
     """
     stored = read_json_object(folder / GOOGLE_CONFIG)
     prefix = checkpoint_prefix(folder)
@@ -95,7 +95,7 @@ def google_config(folder: Path) -> dict[str, Any]:
         outputs = min((*bundle.shape("output_weights"), MOST_CLASSES)[0], MOST_CLASSES)
         entries["id2label"] = {str(k): f"LABEL_{k}" for k in range(outputs)}
     entries |= {name: value for name, value in stored.items() if name != GELU}
-    if stored.get("hidden_act") == "gelu" and stored.get(GELU) != "erf":
+    if stored.get("hidden_act", "gelu") == "gelu" and stored.get(GELU) != "erf":
         entries["hidden_act"] = "gelu_new"
     return entries
 
