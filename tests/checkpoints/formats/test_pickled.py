@@ -6,12 +6,14 @@ import pickle
 import random
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.formats.pickled import read_pickled
 from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.checkpoints.reading import open_tensors
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.model.heads import PreTrainingModel
 
@@ -55,6 +57,17 @@ def test_pickled_weights_are_read(is_archive, shards, folder, pretrained, tmp_pa
         assert tensor.data_ptr() % 64 == 0  # memory of torch's own: no map of the file
     assert convert(folder, tmp_path / "new").missing == []
     assert (tmp_path / "new" / WEIGHTS).exists()
+
+
+def test_parameters_are_read_as_the_tensors_they_are(folder, pretrained):
+    """Of a file that somebody made of `named_parameters` in place of `state_dict`."""
+    tensors = to_pickled(folder)
+    table = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["cls.predictions.decoder.weight"] = table.clone()
+    torch.save({n: torch.nn.Parameter(x) for n, x in tensors.items()}, folder / PICKLED)
+    state = load_model(folder, PreTrainingModel).model.state_dict()
+    assert all(torch.equal(state[name], x) for name, x in pretrained.state_dict().items())
+    assert np.array_equal(open_tensors(folder, "Encoder")["encoder.embeddings.token.weight"], table)
 
 
 def test_safetensors_come_first(folder):

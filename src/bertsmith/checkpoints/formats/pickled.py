@@ -48,7 +48,7 @@ def read_pickled(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{damaged}: copy or download it again") from error
     if not isinstance(stored, dict) or not all(map(_is_plain, stored.items())):
         raise ValueError(f"{file}: not a table of plain tensors by name: {REMEDY}")
-    return stored
+    return {name: tensor.detach() for name, tensor in stored.items()}  # some are parameters
 
 
 def _check_archive(file: Path) -> None:
