@@ -19,8 +19,9 @@ from .runs import RECIPE
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(monkeypatch):
     """Tests run side by side: more threads than cores would slow each other down."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
 

@@ -47,6 +47,14 @@ def test_never_more_threads_than_cores():
     assert choose_engine("cpu").threads <= usable_cores()
 
 
+def test_threads_of_one_run_are_not_those_of_the_next(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("bertsmith.base.processes.usable_cores", lambda: 2)
+    monkeypatch.setattr(engine_module, "usable_cores", lambda: 2)
+    assert [choose_engine("cpu", threads=n).threads for n in (1, None)] == [1, 2]
+    torch.set_num_threads(1)
+
+
 def test_huge_pages_are_asked_for_unless_the_user_has_said_otherwise(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     choose_engine("cpu")

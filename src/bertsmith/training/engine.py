@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith.base.processes import usable_cores
+from bertsmith.base.processes import computing_threads, usable_cores
 from bertsmith.model.kernels.quantized_linear import has_float8, has_int8, use_float8, use_int8
 from bertsmith.training.ranks import SINGLE_PROCESS, Ranks
 from bertsmith.training.settings import AUTO_INT8, LEAST_GAIN
@@ -179,8 +179,8 @@ def choose_engine(
             f"`threads={threads}`: this machine has {usable_cores()} cores{shared};"
             f" give 1 to {cores}"
         )
-    if threads is None:  # PyTorch's number; of several ranks torchrun has made that 1
-        threads = cores if ranks.size > 1 else min(cores, torch.get_num_threads())
+    if threads is None:  # not torch.get_num_threads(): an earlier run of the process has set that
+        threads = cores if ranks.size > 1 else computing_threads()
     torch.set_num_threads(threads)
     return Engine(chosen, precision, threads, ranks)
 
