@@ -27,6 +27,15 @@ def check_pool(pool: Pool, causal: bool) -> None:
         )
 
 
+def check_prompt(prompt: str, tokens: int, max_length: int) -> None:
+    """Refuse a prompt of so many tokens that leaves no room for a text. Errors: ValueError."""
+    if tokens + 3 > max_length:  # [CLS], a token and [SEP]
+        raise ValueError(
+            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
+            " shorten it, or raise the length"
+        )
+
+
 def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:
     """[CLS] text [SEP] of each text; longer ones keep their head."""
     rows = tokenizer.rows(texts, max_length=max_length, offsets=False)

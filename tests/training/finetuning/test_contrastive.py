@@ -238,6 +238,16 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
     assert len(np.load("vectors.npy")) == 2 and (out / "report.html").exists()
 
 
+def test_a_prompt_that_fills_the_rows_is_refused(tmp_path, folder, data):
+    """No text would be read, and every row be the same."""
+    start, out = shutil.copytree(folder, tmp_path / "start"), tmp_path / "out"
+    prompt = " ".join(ENGLISH) + " one two "
+    write_pooling(start, ContrastiveSettings(), 32, Kept({"number": prompt}, "number"))
+    ran = cli(*train_words(start, data, out))
+    assert ran.code == 2 and "--max-length 12: the prompt 'one two three" in ran.err
+    assert "leaves no room for a text" in ran.err and not out.exists()
+
+
 def test_a_start_with_vectors_keeps_its_way(tmp_path, folder, data):
     start, words = shutil.copytree(folder, tmp_path / "start"), train_words("start", data, "out")
     kept = Kept({"number": "one ", "other": "two "}, "number", normalize=True)

@@ -16,7 +16,7 @@ from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
 from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.tasks.features import Features
-from bertsmith.tasks.vectors import check_pool, text_features, unit_length
+from bertsmith.tasks.vectors import check_pool, check_prompt, text_features, unit_length
 from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 
@@ -113,11 +113,7 @@ def prompted(
         tokenizer = Tokenizer(tokenizer.vocabulary, lower)
     prompt = pooling.prompt
     prompt_ids = tokenizer.encode_batch([prompt], offsets=False).ids
-    if len(prompt_ids) + 3 > max_length:  # [CLS], a token and [SEP]
-        raise ValueError(
-            f"`max_length={max_length}`: the prompt {prompt!r:.40} leaves no room for a text:"
-            " shorten it, or raise the length"
-        )
+    check_prompt(prompt, len(prompt_ids), max_length)
     skip = 0 if pooling.pools_prompt or not prompt else 1 + len(prompt_ids)
     return tokenizer, max_length, prompt_ids, skip
 

@@ -36,7 +36,7 @@ from bertsmith.tasks.features import Features, training_batches
 from bertsmith.tasks.labels import Cells, parse_labels
 from bertsmith.tasks.metrics import compute_metrics
 from bertsmith.tasks.task import own_task
-from bertsmith.tasks.vectors import check_pool, cosines, text_features
+from bertsmith.tasks.vectors import check_pool, check_prompt, cosines, text_features
 from bertsmith.text.readers.tables import digest, read_columns
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import Engine, choose_engine, machine, measure_peak
@@ -226,8 +226,8 @@ def train_sentence_vectors(
 
     The model is that of the last step. `dev` is scored before, after each epoch and at the end.
 
-    Errors: ValueError for a folder in use, a length the model does not have, fewer than two pairs,
-    and as `check_pool`; those of `fit`.
+    Errors: ValueError for a folder in use, a length the model does not have or that the prompt
+    fills, fewer than two pairs, and as `check_pool`; those of `fit`.
     """
     run = RunFolder(out)
     run.check_free(KIND)
@@ -243,6 +243,7 @@ def train_sentence_vectors(
     engine = choose_engine(settings.device, settings.precision, settings.threads)
     tokenizer = load_tokenizer(start)
     prompt, length = kept.prompts.get(kept.default_prompt or "", ""), settings.max_length
+    check_prompt(prompt, len(tokenizer.encode_batch([prompt], offsets=False).ids), length)
     rows = PairFeatures.of(tokenizer, pairs.behind(prompt), length)
     scored = None if dev is None else PairFeatures.of(tokenizer, dev.behind(prompt), length)
     task = Contrastive(model.to(engine.device), rows, scored, engine, settings)
