@@ -27,6 +27,7 @@ EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen 
 BASE_RATE, BASE_WIDTH = 5e-5, 768
 GPT_LM_WEIGHT = 0.5  # lambda of Radford et al. 2018, section 4.1
 FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
+OF_LAYERS = "int8", "float8"  # precisions in which an encoder's layers learn; all else is bf16
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,11 @@ class FinetuneSettings(
             raise ValueError("`freeze_encoder` has an LSTM of its own: leave `bilstm` out")
         if self.freeze_encoder and self.lm_weight:
             raise ValueError("`freeze_encoder`: no layer learns words: leave `lm_weight` out")
+        if self.freeze_encoder and self.precision in OF_LAYERS:
+            raise ValueError(
+                f"`precision={self.precision!r}` is for layers that learn: with `freeze_encoder` "
+                "use bf16, or leave it out"
+            )
         if self.early_stopping_patience and not self.evals_per_epoch:
             raise ValueError(
                 "`early_stopping_patience` compares evaluations: leave `evals_per_epoch=0` out"
@@ -275,6 +281,11 @@ class FrozenSettings(Machine):
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.precision in OF_LAYERS:
+            raise ValueError(
+                f"`precision={self.precision!r}` is for layers that learn, and these do not: use "
+                "bf16, or leave it out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
