@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,6 +179,19 @@ def test_what_cannot_be_is_refused_with_its_field(app, folder, case):
     answer = ask(app, "POST", path, body)
     assert (answer.status, answer.body["error"]["param"]) == (422, field), answer
     assert message in answer.body["error"]["message"] and str(folder) not in str(answer)
+
+
+def test_a_folder_of_a_short_name_leaves_the_words_of_a_message(tmp_path, monkeypatch):
+    similar(tmp_path / "vec", 1, "mean")
+    monkeypatch.chdir(tmp_path)
+    model = ServedModel.open("own", Path("vec"), choose_processor("cpu", "float32"))
+    with application({"own": model}, operations_of) as app:
+        many, unknown = (
+            ask(app, "POST", "/v1/embed", {"text": "the cat", **given}).body["error"]["message"]
+            for given in ({"dimensions": 99}, {"prompt": "query"})
+        )
+    assert many == "`dimensions=99`: the model's vectors have 1 to 4"
+    assert "no prompt of model 'own' has this name" in unknown
 
 
 @pytest.fixture(scope="module")

@@ -85,6 +85,7 @@ class ServedModel:
     @classmethod
     def open(cls, name: str, folder: Path, processor: Processor) -> ServedModel:
         """Open a model's folder. Errors: ValueError as `bertsmith.load`."""
+        folder = folder.absolute()  # which `public` mistakes for no other word of a message
         predictor, trained = ServedPredictor(folder, processor), training_of(folder)
         with contextlib.suppress(ValueError):  # as a request for vectors will say
             dense = tuple(layer.in_memory() for layer in trained.dense)
