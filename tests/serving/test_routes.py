@@ -165,10 +165,15 @@ REFUSED = {
     "no mask": ("/v1/fill", {"text": "the cat"}, None, "no [MASK]"),
     "a large top": ("/v1/fill", {"text": "[MASK]", "top": 1001}, "top", "<= 1000"),
     "one option": ("/v1/choose", {"prompt": "a", "options": ["b"]}, "options", "length >= 2"),
-    "dimensions": ("/v1/embed", {"text": "a", "dimensions": 17}, None, "17"),
-    "no way to pool": ("/v1/embed", {"text": "a", "pool": "sum"}, "pool", "'sum'"),
+    "dimensions": ("/v1/embed", {"text": "a", "dimensions": 17}, "dimensions", "17"),
+    "no way to pool": (
+        "/v1/embed",
+        {"text": "a", "pool": "sum"},
+        "pool",
+        "'sum': known are mean, cls, max, mean_sqrt_len",
+    ),
     "a long prompt": ("/v1/embed", {"text": "a", "prompt": "x" * 10**6}, "prompt", "<= 4096"),
-    "no such label": ("/v1/explain", {"text": "a film", "label": "fine"}, None, "'fine'"),
+    "no such label": ("/v1/explain", {"text": "a film", "label": "fine"}, "label", "'fine'"),
     "an empty text": ("/v1/explain", {"text": ""}, None, ""),
 }
 

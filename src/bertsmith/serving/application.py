@@ -20,12 +20,12 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import msgspec
 import orjson
 
-from bertsmith.base.settings import nearest
+from bertsmith.base.settings import nearest, options
 from bertsmith.serving.batching import Batcher, Busy, Job
 from bertsmith.serving.metrics import Metrics
 from bertsmith.serving.models import ServedModel
@@ -37,6 +37,8 @@ BODY_SECONDS = 10.0  # for a body to arrive
 JSON = b"application/json"
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 FIELD = re.compile(r" - at `\$\.?(.*)`$")
+NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+SETTING = re.compile(r"`(\w+)=")  # at the start of the library's messages
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -348,7 +350,9 @@ class Application:
         try:
             return await self.batcher.run(job)
         except ValueError as error:
-            raise Refused(422, model.public(str(error))) from error
+            named = SETTING.match(str(error))
+            field = named[1] if named and named[1] in options else None
+            raise Refused(422, model.public(str(error)), field) from error
 
     # --- answers
 
@@ -436,6 +440,14 @@ def decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         message, field = str(error), None
         if place := FIELD.search(message):
             message, field = message[: place.start()], place[1]
+        if named := NAMED.fullmatch(message):
+            field = named[2] if field is None else f"{field}.{named[2]}"
+            if named[1] == "contains unknown":
+                known = decoder.type.__struct_fields__
+                message += f": {nearest(named[2][:64], known)}"
+        elif message.startswith("Invalid enum value"):
+            known = options(get_type_hints(decoder.type).get(field or "", type(None)))
+            message += f": known are {', '.join(known)}" if known else ""
         raise Refused(422, message, field) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON in UTF-8: {error}") from error
