@@ -266,6 +266,8 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
             other = OTHER_NAMES.get(flag, "")
             is_ours = other.partition(" ")[0] in flags
             hint = f"did you mean '{other}'?" if is_ours else nearest(flag, flags)
+            if alone := _positional(command, flag):
+                hint = f"write {alone} without a flag"
             raise ValueError(f"unknown flag '{name}': {hint}")
         given.append(flags[flag].field)
         spelled.append(f"{flag}{equals}{value}")
@@ -273,6 +275,16 @@ def _known_flags(command: type, words: Sequence[str]) -> tuple[list[str], tuple[
     if missing:
         raise ValueError(f"missing {', '.join(missing)}")
     return spelled, tuple(given)
+
+
+def _positional(command: type, flag: str) -> str | None:
+    """The positional argument that a flag of its name stands for: of a RUN also --model."""
+    name = flag.removeprefix("--").removesuffix("s")
+    for own in command_flags(command):
+        is_named = own.field.removesuffix("s") == name or (name == "model" and "RUN" in own.flag)
+        if own.is_positional and is_named:
+            return own.flag
+    return None
 
 
 def _values(command: type, words: Sequence[str]) -> dict[str, Any]:
