@@ -44,9 +44,10 @@ class VectorFile(NamedTuple):
                 raise ValueError(f"{path}: not a .npy file ({error})") from error
             offset, end = file.tell(), file.seek(0, os.SEEK_END)
         if kind not in (np.float32, np.float16) or len(shape) != 2 or is_fortran or 0 in shape:
+            order = " in Fortran order" if is_fortran else ""
             raise ValueError(
-                f"{path}: {kind} {list(shape)}: search reads float32 or float16 [N, D], such as"
-                " `bertsmith embed` writes"
+                f"{path}: {kind} {list(shape)}{order}: search reads float32 or float16 [N, D] in C"
+                " order (np.ascontiguousarray), such as `bertsmith embed` writes"
             )
         if end - offset != shape[0] * shape[1] * kind.itemsize:
             raise ValueError(f"{path}: not as long as its header says: write it again")
