@@ -217,6 +217,8 @@ def test_search_refuses_in_one_line(tmp_path, folder, texts):
         assert "--text t: no table is read: leave it out" in refused(*search, *flags)
     line = refused(*search, "--queries", out, "--model", folder, "--prompt", "query: ")
     assert "--model, --prompt: without effect: " in line and "out.npy has vectors" in line
+    line = refused(*search, "--queries", out, "--device", "cpu", "--precision", "int8")
+    assert "--device, --precision: without effect: " in line
     assert "few.txt: 2 texts, but" in refused(*search, "bad", "--texts", few)
     line = refused(*search, "bad", "--model", folder)
     assert "queries [1, 8], vectors [4, 3]: not of one size" in line

@@ -339,10 +339,10 @@ def _check_search(settings: Search) -> None:
     from bertsmith.tasks.answer_files import is_text
 
     has_vectors = settings.queries is not None and settings.queries.suffix == ".npy"
-    unread = [f"--{name}" for name in ("model", "prompt") if getattr(settings, name) is not None]
+    names = ("model", "prompt", "device", "precision", "engine")
+    unread = ", ".join(f"--{n}" for n in names if getattr(settings, n) not in (None, "auto"))
     if has_vectors and unread:
-        flags = ", ".join(unread)
-        raise ValueError(f"{flags}: without effect: {settings.queries} has vectors: leave it out")
+        raise ValueError(f"{unread}: without effect: {settings.queries} has vectors: leave it out")
     files = [settings.texts, None if has_vectors else settings.queries]
     if settings.text is not None and all(file is None or is_text(file) for file in files):
         raise ValueError(f"--text {settings.text}: no table is read: leave it out")
