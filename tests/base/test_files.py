@@ -248,4 +248,6 @@ def test_an_absent_path_is_told_its_neighbour(tmp_path):
     assert nearby(tmp_path / "my-store") == nearby(tmp_path / "score-2") == ""
     assert nearby(tmp_path / "review", "run.json") == nearby(tmp_path / "no" / "review") == ""
     assert nearby(tmp_path) == " (it is a folder: name a file in it)"
+    os.mkfifo(tmp_path / "pipe")
+    assert nearby(tmp_path / "pipe") == " (it is a device or a pipe: write it to a file first)"
     assert nearby(tmp_path / "review", "x" * 300) == ""  # it cannot look: the name is too long

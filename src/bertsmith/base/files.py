@@ -124,13 +124,15 @@ def _remove(path: Path) -> None:
 
 
 def nearby(path: Path, holds: str = "") -> str:
-    """The end of a message on a path that is no file: that it is a folder, else a neighbour of
-    nearly its name, or nothing.
+    """The end of a message on a path that is no file: that it is a folder, a device or a pipe,
+    else a neighbour of nearly its name, or nothing.
 
     `holds`: what such a neighbour has in it.
     """
     if not holds and os.path.isdir(path):
         return " (it is a folder: name a file in it)"
+    if not holds and os.path.exists(path) and not os.path.isfile(path):
+        return " (it is a device or a pipe: write it to a file first)"
     # not Path.exists, which raises for a folder that this user cannot enter
     there = [one.name for one in path.parent.glob("*") if os.path.exists(one / holds)]
     near = difflib.get_close_matches(path.name, there, n=1, cutoff=NEAR)
