@@ -176,7 +176,7 @@ def test_a_parquet_without_tokens_has_texts(tmp_path):
     ("name", "content", "column", "message"),
     [
         ("in.txt", "\n \n", None, "in.txt: no text in it"),
-        ("in.csv", "text\n \n", None, "in.csv: no words in this file"),
+        ("in.csv", "text\n \n", None, "in.csv: no text in it"),
         ("in.conll", "", None, "in.conll: no words in this file"),
         ("in.txt", "the cat", "body", "`text='body'`: .*in.txt is no table"),
         ("in.conll", "the O", "body", "`text='body'`: .*in.conll is read as CoNLL columns"),

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.tasks import answer_files
-from bertsmith.tasks.answer_files import write_submission
+from bertsmith.tasks.answer_files import read_texts, write_submission
 from bertsmith.tasks.answer_tables import AnswerTable, answer_names, write_rows
 from bertsmith.tasks.task import GLUE, find_task, own_task
 
@@ -193,6 +193,12 @@ def test_bad_input_is_named(tmp_path, name, content, message):
         write(tmp_path / name, content)
     with refused(match=message):
         read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize("name, content", [("in.txt", "\n  \n"), ("in.csv", "text,id\n,1\n  ,2\n")])
+def test_a_file_of_blank_texts_has_no_text(tmp_path, name, content):
+    with refused(match=rf"{name}: no text in it$"):
+        list(read_texts(write(tmp_path / name, content)))
 
 
 @pytest.mark.parametrize("name", ["in", "in.csv", "in.txt"])

@@ -117,21 +117,24 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[tuple[
     Errors: ValueError, one line with file and line, for no file, no text in it, another suffix, a
     missing column, a text that is none.
     """
-    path, is_empty = Path(source), True
     if not is_text(source):
-        column = column or COLUMN
-        for line, row in stream_rows(path, {column: "`text`"}):
-            check_texts([row[column]], column, path, [line], may_be_empty=True)
-            yield line, row[column]
-        return
-    if column is not None:
+        texts = _cells(Path(source), column or COLUMN)
+    elif column is not None:
         raise no_column(source, "text", column)
-    for number, line in text_lines(str(source), COLUMN):
-        text = line.strip()
-        is_empty = is_empty and not text
-        yield number, text
+    else:
+        texts = ((line, text.strip()) for line, text in text_lines(str(source), COLUMN))
+    is_empty = True
+    for line, text in texts:
+        is_empty = is_empty and not text.strip()
+        yield line, text
     if is_empty:
         raise ValueError(f"{source}: no text in it")
+
+
+def _cells(path: Path, column: str) -> Iterator[tuple[int, str]]:
+    for line, row in stream_rows(path, {column: "`text`"}):
+        check_texts([row[column]], column, path, [line], may_be_empty=True)
+        yield line, row[column]
 
 
 def is_text(source: str | Path) -> bool:

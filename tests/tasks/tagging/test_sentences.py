@@ -249,7 +249,7 @@ def test_text_without_tags(tmp_path):
     assert counts.tolist() == [2, 0, 1]
     assert sentences.words == ["Ann", "sings", "Yes"] and sentences.tags is None
     assert sentences.boundaries.tolist() == [0, 2, 3] and sentences.lines.tolist() == [1, 1, 3]
-    with refused(match=r"a\.csv: no words in this file"):
+    with refused(match=r"a\.csv: no text in it"):
         tagging.read_words(write(tmp_path / "a.csv", 'text\n" "\n'))
     write_tagged(tmp_path / "a.jsonl", sentences, ["B-X", "O", "O"], np.array([0.5, 1, 0.25]))
     first, blank, last = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())

@@ -401,7 +401,7 @@ def read_words(path: Path, column: str | None = None) -> tuple[Sentences, np.nda
         found = Columns()
         for line, text in read_texts(path, column):
             found.add_row(text.split(), line)
-        sentences = check_words(found.sentences("plain", str(path)))
+        sentences = found.sentences("plain", str(path))
     counts = np.zeros(sentences.num_rows, np.int64)
     counts[sentences.rows] = np.diff(sentences.boundaries)
     return sentences, counts
