@@ -87,6 +87,12 @@ def test_a_target_that_is_not_installed_names_its_own_extra(tmp_path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("drop", ["nan", "-0.1", "inf"])
+def test_a_drop_that_no_loss_exceeds_is_refused(tmp_path, drop):
+    line = refused("export", made(tmp_path / "model"), "--to", "onnx", "--max-drop", drop)
+    assert line.endswith(f"--max-drop {drop}: must be at least 0, and finite")
+
+
 @pytest.fixture
 def reviews(tmp_path):
     """Labels that the model of `made` itself gives, but for the last."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from bertsmith.base.files import TEMPORARY_PREFIX, atomic_folder, sync, write_json
-from bertsmith.base.settings import checked
+from bertsmith.base.settings import NotNegative, checked
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import CONFIG_FILE, config_entries, read_stored_config
 from bertsmith.checkpoints.model_folder import (
@@ -85,6 +85,8 @@ def export(
     """
     if int8 and bf16:
         raise ValueError("`int8=True` and `bf16=True`: one of them at most")
+    if not NotNegative.holds(max_drop):
+        raise ValueError(f"`max_drop={max_drop}`: {NotNegative.words}")
     precision: Precision = "int8" if int8 else "bf16" if bf16 else "float32"
     target, out = TARGETS[to], None if out is None else Path(out)
     target.check_installed()
