@@ -149,7 +149,8 @@ def test_what_cannot_be_served_is_named(folder, tmp_path):
         assert f"--port {port}: " in line and "in use" in line
     line = refused("serve", folder, classifier(tmp_path / "reviews"), "--port", 0)
     assert "a second model of the name reviews" in line and "reviews2=" in line
-    assert "--host" in refused("serve", folder, "--host", "300.1.1.1", "--port", 0)
+    for host in ("300.1.1.1", "a..b", "x" * 64):
+        assert f"--host {host}, " in refused("serve", folder, "--host", host, "--port", 0)
     for file, told in ((os.devnull, "no key in it"), (tmp_path / "nope", str(tmp_path / "nope"))):
         line = refused("serve", folder, "--port", 0, "--api-key-file", file)
         assert told in line  # before the models, of which it has a line, are opened

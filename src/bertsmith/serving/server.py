@@ -77,9 +77,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name with an empty or long part
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"`host={host!r}`, `port={port}`: {error.strerror or error}: take another one;"
+            f"`host={host!r}`, `port={port}`: {reason}: take another one;"
             " `port=0` finds a free port"
         ) from error
 
