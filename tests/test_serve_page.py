@@ -133,3 +133,13 @@ def test_the_deployment_of_ray_serve_answers_each_request_with_its_own_texts(run
         [(own.label, own.confidence) for own in model.classify(part)] for part in (one, two)
     ]
     assert [[tuple(own.values()) for own in part] for part in found] == expected
+
+    class Request:
+        async def json(self):
+            return {"text": one[0]}
+
+    async def batched(texts, together=module.app.classify):
+        return (await together([texts]))[0]
+
+    module.app.classify = batched  # as Ray's decorator has it for a caller
+    assert asyncio.run(module.app(Request())) == {"answers": found[0]}

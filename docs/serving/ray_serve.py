@@ -1,6 +1,6 @@
 """A classifier in Ray Serve: MODEL=runs/reviews serve run ray_serve:app
 
-It is asked as `bertsmith serve` is: {"text": ["A fine film."]} to http://127.0.0.1:8000/.
+It is asked as /v1/classify is: {"text": "A fine film."} or a list to http://127.0.0.1:8000/.
 """
 
 import os
@@ -25,7 +25,8 @@ class Classifier:
         return [[next(found) for _ in texts] for texts in requests]
 
     async def __call__(self, request: Request) -> dict:
-        return {"answers": await self.classify((await request.json())["text"])}
+        text = (await request.json())["text"]
+        return {"answers": await self.classify([text] if isinstance(text, str) else text)}
 
 
 app = Classifier.bind(os.environ["MODEL"])
