@@ -32,6 +32,8 @@ def test_pre_training_goes_on_with_longer_rows(model, tmp_path):
     pretrain = ["pretrain", "--corpus", store, "--out", run, "--max-length", 48, "--steps", 2]
     pretrain += ["--batch-size", 4, "--warmup-steps", 1, "--threads", 1, "--model"]
     assert "`bertsmith extend-positions`" in refused(*pretrain, model)
+    line = refused("extend-positions", model, "--positions", 10**8, "--out", new)
+    assert "--positions 100000000: must be 1 to 10,000,000" in line
     out = bertsmith("extend-positions", model, "--positions", 48, "--out", new)
     assert f"{new}: 48 positions, 32 before; train it on with" in out
     bertsmith(*pretrain, new)

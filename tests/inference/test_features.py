@@ -225,7 +225,7 @@ def test_of_a_word_longer_than_a_row_the_first_pieces_are_read(tmp_path, folder,
 def test_what_extraction_refuses(tmp_path, folder, text_file):
     with pytest.raises(ValueError, match="`pool='max'`: known are none, sum, concatenate"):
         Extraction(bertsmith.load(folder).config, pool="max")
-    with pytest.raises(ValueError, match="max_length = 0 has no room for a piece"):
+    with pytest.raises(ValueError, match="`max_length=0`: no room for a piece"):
         extracted(folder, text_file, tmp_path / "out", max_length=0)
     with pytest.raises(ValueError, match="`max_length=64`: the model knows 32 positions"):
         extracted(folder, text_file, tmp_path / "out", max_length=64)

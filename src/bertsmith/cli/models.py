@@ -166,6 +166,8 @@ class ExtendPositions:
       bertsmith pretrain --corpus store --config continue --model longer --max-length 1024 ...
     """
 
+    arguments = {"max_positions": "positions"}  # of the library's `ModelConfig`
+
     model: Annotated[str, Positional]
     """Model to extend: a run, a Hugging Face folder or hub name."""
     positions: int

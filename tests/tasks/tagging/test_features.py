@@ -126,7 +126,7 @@ def test_a_word_longer_than_a_row_is_read_in_part():
     assert "larger" in features.long_hint(EncodingSettings())
     features = laid_out(of("a abcdefgh b"), max_length=10)
     assert len(features) == 3 and features.long_note(EncodingSettings()) is None
-    with pytest.raises(ValueError, match="max_length = 2 has no room for a piece"):
+    with pytest.raises(ValueError, match="`max_length=2`: no room for a piece"):
         laid_out(of("a"), max_length=2)
 
 

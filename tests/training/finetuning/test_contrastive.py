@@ -279,7 +279,7 @@ def test_the_default_prompt_of_the_start_stands_before_every_text():
     [
         ("--score s", "--score: only with --dev"),
         ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
-        ("--batch-size 24", "batch_size = 24, negatives = 32"),
+        ("--batch-size 24", "--batch-size 24, --negatives 32: a group"),
         ("--epochs 0", "--epochs 0: must be at least 1"),
         ("--text-pair c", "no column 'c' for --text-pair"),
         ("--text-pair a", "column 'a' is named twice"),

@@ -76,7 +76,7 @@ def featurize_sentences(
     """
     max_length = encoding.max_length
     if max_length < 3:
-        raise ValueError(f"max_length = {max_length} has no room for a piece: use at least 3")
+        raise ValueError(f"`max_length={max_length}`: no room for a piece: use at least 3")
     room = max_length - 2
     tokens_per_window = min(encoding.tokens_per_window, room // 2)
     pieces, num_truncated = encode_words(tokenizer, sentences.words, room)

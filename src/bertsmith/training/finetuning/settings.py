@@ -311,7 +311,7 @@ class ContrastiveSettings(Machine, Optimization):
         batch, group = self.batch_size, self.negatives
         if group < 2 or batch < group or batch % group:
             raise ValueError(
-                f"batch_size = {batch}, negatives = {group}: a group of negatives has 2 pairs or "
+                f"`batch_size={batch}`, `negatives={group}`: a group of negatives has 2 pairs or "
                 "more, and a batch is one group or several"
             )
         check_bounds(self)
