@@ -137,12 +137,11 @@ def read_sentences(
     need_tags: bool = True,
     scheme: Scheme | None = None,
     columns: tuple[str, str] = ("tokens", "tags"),
-    tag_column: int = -1,
 ) -> Sentences:
     """Read a file of CoNLL columns, or a table, by its `columns` of words and of tags.
 
     `need_tags=False` reads the words only; a line may then be a word alone. `scheme`: None = found
-    by reading. `tag_column`: of CoNLL columns the one of the tags, the word being 0.
+    by reading.
 
     Errors: ValueError, one line with file and line, for a missing or empty file, a .json, rows that
     do not match the first, tokens that do not match their tags, texts in place of tags, a table of
@@ -160,7 +159,7 @@ def read_sentences(
     if is_table(path, columns if need_tags else columns[:1]):
         _read_table(path, need_tags, columns, found)
     else:
-        _read_columns(path, need_tags, found, tag_column)
+        _read_columns(path, need_tags, found)
     return check_words(found.sentences(scheme, str(path)))
 
 
@@ -246,8 +245,8 @@ class Columns:
         )
 
 
-def _read_columns(path: Path, need_tags: bool, found: Columns, tag_column: int) -> None:
-    num_columns, min_columns = 0, max(1 + need_tags, 1 + tag_column)
+def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
+    num_columns, min_columns = 0, 1 + need_tags
     hint = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
         hint = "a word a line; sentences of words with blanks between are read from a .txt"
@@ -271,7 +270,7 @@ def _read_columns(path: Path, need_tags: bool, found: Columns, tag_column: int) 
             raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
         if need_tags:
-            found.tags.append(cells[tag_column])
+            found.tags.append(cells[-1])
         found.lines.append(number)
     found.end_sentence()
     if _has_header(found):
