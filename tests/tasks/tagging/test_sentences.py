@@ -53,6 +53,7 @@ def test_four_columns_and_documents(tmp_path):
     [
         "\ufeffAnn B-PER\r\nsings O\r\n\r\n\r\n \t\r\nYes O",  # Windows, no line end
         "Ann\tB-PER\nsings\tO\n\nYes\tO\n",
+        "Ann\tB-PER \nsings\t O\n\nYes\tO  \r\n",  # blanks that nobody sees
         "  Ann   x   y B-PER\nsings x y O \n\nYes \t x\ty\tO\n".replace(" \t x", "\tx"),
     ],
 )
@@ -179,6 +180,7 @@ def tagged(tokens, **tags):
         ("a.csv", "tokens,tags\nAnn sings,O\n", "a.csv:2: 2 tokens, but 1 tags: one tag a token"),
         ("a.tsv", "tokens\ttags\nAnn\tB-X\nBob sings\tO\n", "a.tsv:3: 2 tokens, but 1 tags"),
         ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
+        ("a.txt", "Ann\tN\nsings\t \n", "a.txt:2: an empty word or tag"),
         ("a.txt", "A B-X\nB I-X\n\nC I-X\n\nD B-X\n", r"a.txt:4: tag 'I-X' after the start"),
         ("a.txt", "A B-X\nB I-Y\nC B-X\n", r"a.txt:2: tag 'I-Y' after 'B-X' is .* \(word 'B'\)"),
         ("a.txt", "A B-X\nB X\nC I-Y\n", "a.txt:2: unknown tag 'X': in IOB2"),

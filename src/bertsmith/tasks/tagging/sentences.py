@@ -264,13 +264,14 @@ def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
         if len(cells) != num_columns or num_columns < min_columns:
             expected = max(num_columns, min_columns)
             raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {hint}")
-        if " " in cells[-1].strip():
-            raise ValueError(f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {hint}")
-        if not cells[0] or not cells[-1]:
+        tag = cells[-1].strip(" ")  # between tabs blanks would be a part of it, which nobody sees
+        if " " in tag:
+            raise ValueError(f"{where}: the last column holds {tag!r:.60}, not a tag: {hint}")
+        if not cells[0] or not tag:
             raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
         if need_tags:
-            found.tags.append(cells[-1])
+            found.tags.append(tag)
         found.lines.append(number)
     found.end_sentence()
     if _has_header(found):
