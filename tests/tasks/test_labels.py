@@ -136,6 +136,8 @@ def test_a_whole_float_is_the_class_of_its_integer(read):
     assert known.labels.tolist() == [1, 0]
     csv = read(cells("1.0", "0", "0.0"), CLASSES, ("0", "1"))  # as pandas writes them
     assert csv.labels.tolist() == [1, 0, 0]
+    with refused(match=r"x\.csv:2: unknown label '9007199254740993'"):
+        read(cells("9007199254740993"), CLASSES, ("0", "9007199254740992"))  # one float64 of both
     named = read(values(1.0, 0.0), replace(CLASSES, positive="0.0"))
     assert named.label_names == ("1", "0")
     assert read(cells("1", "1.0"), CLASSES).label_names == ("1", "1.0")  # texts are as they stand

@@ -17,6 +17,7 @@ from bertsmith.tasks.task import OWN_KINDS, Task
 SEPARATORS = ";|,\t"  # what people put between labels
 MAX_LISTED = 8  # labels named in a message or a summary
 NOTHING = ("nan", "null")  # in lower case, as programs write a cell of which nothing is known
+EXACT = 1 << 53  # below it a float64 is one integer
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def label_text(value: Any, known: Collection[str] = ()) -> str:
     if text in known or number is None or not number.is_integer():
         return text
     whole = str(int(number))
-    return whole if is_float or whole in known else text
+    is_exact = abs(number) < EXACT  # a text of more digits may be another integer
+    return whole if is_float or (is_exact and whole in known) else text
 
 
 def is_missing(value: Any) -> bool:
