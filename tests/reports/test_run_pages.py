@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import pytest
@@ -137,6 +138,13 @@ def test_runs_side_by_side(page, pretrained, finetuned):
     assert "Accuracy on the development set classifier, a line a seed other What differs" in words
     differing = words[words.index("What differs") : words.index("Each run in full")]
     assert differing.strip() == "What differs setting first second learning_rate 0.002 0.001"
+
+
+@pytest.mark.usefixtures("unwritten_charts")
+def test_names_of_folders_need_not_be_utf_8(page, pretrained):
+    names = os.fsdecode(b"caf\xe9"), "second"
+    words, _ = page(*(pretrained(name, learning_rate=k) for k, name in enumerate(names)))
+    assert "What differs setting caf? second" in words
 
 
 @pytest.mark.usefixtures("unwritten_charts")

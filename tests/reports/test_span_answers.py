@@ -43,6 +43,13 @@ def question(predicted, answers, **more):
     return asked | {"predicted": predicted} | more
 
 
+def test_half_a_character_is_a_question_mark(tuned, page):
+    """A context cut out in the middle of an emoji, as JSON lines of one's own may hold it."""
+    asked = [question("won", ["1066"], context="\ud83d 1066")]
+    words, source = page(tuned("answer", asked, metrics={"answer_f1": 0}))
+    assert "? 1066 When? 1066 won 90.0%" in words and "? <mark>1066</mark>" in source
+
+
 def test_answers(tuned, page):
     found = [
         question("1066", ["1066", "In 1066"]),

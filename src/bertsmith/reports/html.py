@@ -106,13 +106,19 @@ def page(title: str, eyebrow: str, lead: str, body: Iterable[str], version: str)
 
 
 def text(value: Any) -> str:
-    """Any value as escaped text, an absent one as a dash.
+    """Any value as escaped text, an absent one as a dash."""
+    return NO_VALUE if value is None or value == "" else escaped(str(value))
 
-    A byte that is not UTF-8, which no page could hold, is a question mark.
+
+def escaped(words: str) -> str:
+    """Escaped text, which may be empty.
+
+    A byte that is not UTF-8 and half a character, which no page could hold, are question marks.
+
+    >>> escaped("a < \\ud83d")
+    'a &lt; ?'
     """
-    if value is None or value == "":
-        return NO_VALUE
-    return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+    return escape(words.encode("utf-8", "replace").decode("utf-8"))
 
 
 def note(words: str) -> str:
@@ -182,7 +188,7 @@ def table(
 
     bold = [""] * (len(rows) - total) + [' class="total"'] * total
     body = "".join(f"{line('td', *row)}\n" for row in zip(rows, bold, strict=True))
-    top = line("th", [escape(name) for name in head])
+    top = line("th", [escaped(name) for name in head])
     return f'<div class="scroll"><table><thead>{top}</thead>\n<tbody>{body}</tbody></table></div>'
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from bertsmith.base.terminal import is_number, percent, shortened
@@ -163,7 +162,7 @@ def _question_table(items: Sequence[Mapping[str, Any]], title: str = "") -> str:
 def _marked(before: str, held: str, after: str) -> str:
     before = before if len(before) <= AROUND else "…" + before[-AROUND:]
     after = after if len(after) <= AROUND else after[:AROUND] + "…"
-    return f"{escape(before)}<mark>{escape(held)}</mark>{escape(after)}"
+    return f"{html.escaped(before)}<mark>{html.escaped(held)}</mark>{html.escaped(after)}"
 
 
 def _confidence(item: Mapping[str, Any]) -> float:
