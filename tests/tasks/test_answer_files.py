@@ -310,6 +310,14 @@ def test_a_parquet_has_typed_answers_and_a_row_group_a_part(tmp_path):
         ]
 
 
+def test_half_a_character_of_an_answer_is_written_as_its_escape(tmp_path):
+    answers = [{"answer": "half \ud83d", "labels": ["\ud83d"], "p": {"\ud83d": 0.5}}]
+    write_rows([{"text": "a"}], answers, out := tmp_path / "out.parquet", "in.jsonl")
+    [row] = pyarrow.parquet.read_table(out).to_pylist()
+    half = "\\ud83d"
+    assert row == {"text": "a", "answer": f"half {half}", "labels": [half], "p": {half: 0.5}}
+
+
 def test_a_parquet_keeps_the_types_of_a_parquet(tmp_path):
     columns = {
         "text": pa.array(["a", "b"], pa.large_string()),

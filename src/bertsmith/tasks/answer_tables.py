@@ -109,10 +109,10 @@ class _Parquet(Format):
         for name in (*self.own, *self.names):
             cells = [row.get(name) for row in rows]
             if name in self.names:
+                cells = [_writable(cell) for cell in cells]
                 kind = _answer_type(cells)
             elif (kind := self.types.get(name)) is None:
-                texts = map(_as_text, cells)
-                kind, cells = pyarrow.string(), [text and _utf8(text).decode() for text in texts]
+                kind, cells = pyarrow.string(), [_writable(_as_text(cell)) for cell in cells]
             try:
                 columns[name] = _array(cells, kind)
             except pyarrow.ArrowException as error:
@@ -166,6 +166,15 @@ def _as_text(cell: Any) -> str | None:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
+
+
+def _writable(cell: Any) -> Any:
+    """A cell whose texts, and those of its lists and mappings, are UTF-8."""
+    if isinstance(cell, list):
+        return [_writable(part) for part in cell]
+    if isinstance(cell, dict):
+        return {_writable(name): part for name, part in cell.items()}
+    return _utf8(cell).decode() if isinstance(cell, str) else cell
 
 
 FORMATS: dict[str, type[Format]] = {
