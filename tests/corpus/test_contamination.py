@@ -25,6 +25,9 @@ SQUAD_BYTES = json.dumps(SQUAD, indent=1).encode()
         ("DEV.JSON", SQUAD_BYTES, ["The cat.", "Who?"]),
         ("dev.jsonl", '{"text": "a b", "label": 1}\n\n{"text": "c"}\n', ["a b", "c"]),
         ("dev.csv", 'text,label\n"a, b\nc",1\n', ["text", "label", "a, b\nc", "1"]),
+        # as fine-tuning reads them: lines end in a carriage return alone, texts begin with a blank
+        ("dev.csv", 'text,label\r"a, b",1\r', ["text", "label", "a, b", "1"]),
+        ("dev.csv", 'text\n "a" b\n', ["text", ' "a" b']),
         ("dev.tsv", '1\t"a b\tc\n', ["1", '"a b', "c"]),
         ("dev.txt", "a b\n\nc\n", ["a b", "c"]),
         ("eng.testa", "EU NNP\nrejects VBZ\n\nPeter NNP\n", ["EU rejects", "Peter"]),

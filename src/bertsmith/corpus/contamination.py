@@ -21,7 +21,13 @@ from bertsmith.base.processes import map_in_order
 from bertsmith.corpus.build.batches import Batch
 from bertsmith.corpus.dedup import ngram_hashes, word_hashes
 from bertsmith.text.readers.files import MAX_ROW, file_kind, raw_lines, read_lines, unpacked_name
-from bertsmith.text.readers.tables import DOCUMENT_MARK, conll_cells, json_values, split_rows
+from bertsmith.text.readers.tables import (
+    DOCUMENT_MARK,
+    conll_cells,
+    json_values,
+    returned_lines,
+    split_rows,
+)
 
 MAX_JSON = 1 << 30  # characters of a line of a .json file, which often is the whole file
 NGRAMS, TEXTS = "ngrams.npy", "texts.npy"  # of an index, in a folder
@@ -148,8 +154,8 @@ def evaluation_texts(path: Path) -> Iterator[str]:
     elif kind == ".tsv":
         yield from (cell for _, line in read_lines(path, MAX_ROW) for cell in line.split("\t"))
     elif kind == ".csv":
-        lines = (line + "\n" for _, line in read_lines(path, MAX_ROW))
-        yield from (cell for _, row in split_rows(path, lines, quoted=True) for cell in row)
+        rows = split_rows(path, returned_lines(path), quoted=True)
+        yield from (cell for _, row in rows for cell in row)
     elif kind == ".jsonl":
         for _, value in json_values(path, read_lines(path, MAX_ROW)):
             yield from _strings(value)

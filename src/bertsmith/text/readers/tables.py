@@ -173,7 +173,7 @@ def _table_cells(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, st
     is_csv = file_kind(path) == ".csv"
     # a text of a tsv cannot hold a line feed, but a carriage return
     texts = (f"{text}\n" for _, text in raw_lines(path, MAX_ROW))
-    lines = _returned_lines(path) if is_csv else texts
+    lines = returned_lines(path) if is_csv else texts
     header, index = list[str](), 0
     for number, row in split_rows(path, lines, quoted=is_csv):
         if not header and row:
@@ -388,11 +388,11 @@ def _table_rows(
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Every row that is not blank, the header among them, with its first line."""
-    rows = split_rows(path, _returned_lines(path), table_format(path) == ".csv")
+    rows = split_rows(path, returned_lines(path), table_format(path) == ".csv")
     return (row for row in rows if row[1])
 
 
-def _returned_lines(path: Path | RemoteFile) -> Iterator[str]:
+def returned_lines(path: Path | RemoteFile) -> Iterator[str]:
     """Lines with their ends, which a lone carriage return is, too."""
     for _, line in whole_lines(path, MAX_ROW):
         if "\r" in line.removesuffix("\r\n"):
