@@ -280,6 +280,8 @@ BAD_TRIVIA = [
     ({"Answer": ANSWER, "EntityPages": [{"Filename": "no.txt"}]}, "no document .*no.txt"),
     ({"Answer": ANSWER, "EntityPages": [{"Filename": "../../x"}]}, "'wikipedia/../../x' is out"),
     ({"Answer": ANSWER}, "no document has an answer to its question in its first 400 words"),
+    ({"Answer": ANSWER | {"Value": None}}, r"Data\[0\]: .*: id, question, answers are texts"),
+    ({"Answer": ANSWER, "Question": ["Who?"]}, r"Data\[0\]: .*: id, question, answers are texts"),
 ]
 
 
@@ -287,6 +289,13 @@ BAD_TRIVIA = [
 def test_bad_trivia(tmp_path, item, message):
     with pytest.raises(ValueError, match=message):
         read_questions(trivia(tmp_path, {"wikipedia/a.txt": "x"}, **item))
+
+
+def test_what_is_no_list_of_questions(tmp_path):
+    path = trivia(tmp_path, {"wikipedia/a.txt": "x"})
+    write(path, '{"Data": {"QuestionId": "t1"}}')
+    with refused(match=r"train\.json: 'Data' is {'QuestionId': 't1'}, not a list"):
+        read_questions(path)
 
 
 def test_trivia_without_its_documents(tmp_path):

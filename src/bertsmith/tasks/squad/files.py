@@ -179,15 +179,15 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
     The same question about two documents is two questions, `id--file name`, as in TriviaQA's own
     conversion. Without answers all documents are kept.
 
-    Errors: ValueError when a field or a document's file is missing, a document's name leads out of
-    the folder, or no document has an answer.
+    Errors: ValueError when a field or a document's file is missing, a field is of the wrong type, a
+    document's name leads out of the folder, or no document has an answer.
     """
     evidence = path.absolute().parent.parent / "evidence"
     if not evidence.is_dir():
         raise ValueError(f"{path}: no folder {evidence} with the documents of TriviaQA")
     found: list[Question] = []
     contexts: list[str] = []
-    for number, item in enumerate(value["Data"]):
+    for number, item in enumerate(_field(value, "Data", list, str(path))):
         where = f"{path}: Data[{number}]"
         try:
             identity, text = item["QuestionId"], item["Question"]
@@ -202,6 +202,8 @@ def read_trivia(value: dict[str, Any], path: Path, need_answers: bool = True) ->
             ]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{where}: not as TriviaQA has it: {error} is missing") from error
+        if not all(isinstance(one, str) for one in (identity, text, *aliases)):
+            raise ValueError(f"{where}: not as TriviaQA has it: id, question, answers are texts")
         pattern = phrase_pattern(aliases, re.IGNORECASE)
         for name in dict.fromkeys(documents):
             context = _beginning(evidence, name, where)
