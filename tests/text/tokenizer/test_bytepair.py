@@ -98,6 +98,20 @@ def test_another_tokenizer_of_byte_pairs_is_named(change, message, tokenizer, tm
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("merges", "message"),
+    [(5, "merges is 5: it must be a list"), ([["a", "b"], 5], "merge 2 is 5: it has two pieces")],
+)
+def test_what_are_no_merges_is_named(merges, message, tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    stored["model"]["merges"] = merges
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=f"{path}: {message}"):
+        BytePairTokenizer.from_pretrained(tmp_path)
+
+
 def test_merges_of_unknown_pieces_are_named(tmp_path):
     (tmp_path / "vocab.json").write_text('{"<unk>": 0, "a": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\nb c\n")

@@ -120,6 +120,15 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path, section, change, messa
     assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_what_is_no_list_of_added_tokens_is_refused(tmp_path):
+    Tokenizer(SMALL).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    write(path, json.dumps(value | {"added_tokens": True}))
+    with pytest.raises(ValueError, match=f"{path}: added_tokens is True: it must be a list"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

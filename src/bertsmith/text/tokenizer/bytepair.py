@@ -178,6 +178,8 @@ def _read_whole(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
                 " of byte pairs bertsmith reads GPT's alone"
             )
     merges = stored["model"].get("merges") or []
+    if not isinstance(merges, list):
+        raise ValueError(f"{path}: merges is {merges!r:.60}: it must be a list of pairs")
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
     return stored_pieces(stored, path), _pairs(pairs, path)
 
@@ -190,6 +192,7 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 def _pairs(found: list[Any], path: Path) -> list[tuple[str, str]]:
     for number, pair in enumerate(found, 1):
-        if len(pair) != 2 or not all(isinstance(piece, str) and piece for piece in pair):
+        are_texts = isinstance(pair, list) and all(isinstance(p, str) and p for p in pair)
+        if not are_texts or len(pair) != 2:
             raise ValueError(f"{path}: merge {number} is {pair!r}: it has two pieces")
     return [tuple(pair) for pair in found]

@@ -94,8 +94,14 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
 
 
 def added_tokens(folder: Path, vocabulary: Vocabulary, normalization: Normalization) -> list[str]:
-    """Tokens of `add_tokens`, which Hugging Face's tokenizer keeps whole and ours cuts."""
-    stored = read_optional_json(folder / TOKENIZER_FILE).get("added_tokens") or []
+    """Tokens of `add_tokens`, which Hugging Face's tokenizer keeps whole and ours cuts.
+
+    Errors: ValueError for what is no list of them.
+    """
+    path = folder / TOKENIZER_FILE
+    stored = read_optional_json(path).get("added_tokens") or []
+    if not isinstance(stored, list):
+        raise ValueError(f"{path}: added_tokens is {stored!r:.60}: it must be a list")
     contents = (token.get("content") for token in stored if isinstance(token, dict))
     found = [str(token) for token in (*contents, *read_optional_json(folder / ADDED_FILE))]
 
