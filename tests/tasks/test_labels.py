@@ -1,8 +1,11 @@
 """Labels of every kind: read from cells and from lists, refused where they are none."""
 
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from bertsmith.tasks.answer_files import read_rows
@@ -141,6 +144,14 @@ def test_a_whole_float_is_the_class_of_its_integer(read):
     named = read(values(1.0, 0.0), replace(CLASSES, positive="0.0"))
     assert named.label_names == ("1", "0")
     assert read(cells("1", "1.0"), CLASSES).label_names == ("1", "1.0")  # texts are as they stand
+
+
+def test_decimals_of_a_database_are_numbers(tmp_path):
+    amounts = pa.array([Decimal("1.00"), Decimal("2.50"), Decimal("3.00")])  # decimal128(3, 2)
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pa.table({"text": ["a", "b", "c"], "label": amounts}), path)
+    assert read_examples(path, SCORES).labels.tolist() == [1, 2.5, 3]
+    assert read_examples(path, CLASSES).label_names == ("1", "2.50", "3")
 
 
 def test_numbers_written_two_ways_and_nothing_written_out_are_told(read, capsys):

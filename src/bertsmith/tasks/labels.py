@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def label_text(value: Any, known: Collection[str] = ()) -> str:
     >>> label_text(1.0), label_text("1.0"), label_text(1.0, ["1.0"]), label_text("1.0", ["0", "1"])
     ('1', '1.0', '1.0', '1')
     """
-    text, is_float = str(value).strip(), isinstance(value, float)
+    text, is_float = str(value).strip(), isinstance(value, float | Decimal)
     number = parse_number(value) if is_float or known else None
     if text in known or number is None or not number.is_integer():
         return text
@@ -251,7 +252,7 @@ def parse_number(value: Any) -> float | None:
     >>> parse_number("-1.0"), parse_number(True), parse_number("high")
     (-1.0, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     if isinstance(value, str) and "_" in value:  # 1_0 is 10 in Python alone
         return None
