@@ -160,6 +160,13 @@ def test_bad_inputs_are_named(tmp_path):
         found(numbers, text_column="x")
 
 
+def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
+    columns = [pa.array(["a"]), pa.array(["b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'text' is there twice: rename one"):
+        list(read_documents([tmp_path / "a.parquet"]))
+
+
 def test_a_damaged_page_and_text_that_is_not_utf_8_are_named_in_parquet(tmp_path, damaged_parquet):
     path = write(tmp_path / "page.parquet", damaged_parquet)
     with pytest.raises(ValueError, match=r"page\.parquet: damaged parquet file.*: copy it again"):

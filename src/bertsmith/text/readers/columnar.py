@@ -25,7 +25,7 @@ NO_LABEL = -1  # how `datasets` marks a test example without label
 def stream_parquet(path: Path | RemoteFile, column: str) -> Iterator[tuple[int, Any]]:
     """Yield (number from 1, value) of a column's rows, in bounded memory.
 
-    Errors: ValueError for a damaged file, a missing column, and text that is not UTF-8.
+    Errors: ValueError for a damaged file, a missing or doubled column, and text that is not UTF-8.
     """
     remote = isinstance(path, RemoteFile)
     with _damage_named(path), storage_errors(str(path)) if remote else nullcontext():
@@ -55,8 +55,11 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int,
 
     source, number = path.open() if isinstance(path, RemoteFile) else path, 0
     with pyarrow.parquet.ParquetFile(source, pre_buffer=False) as file:
-        if column not in file.schema_arrow.names:
-            raise no_text_column(str(path), column, file.schema_arrow.names)
+        names = file.schema_arrow.names
+        if column not in names:
+            raise no_text_column(str(path), column, names)
+        if names.count(column) > 1:
+            raise ValueError(f"{path}: column '{column}' is there twice: rename one")
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=[column]):
             for cell in batch.column(0):
                 number += 1
