@@ -177,6 +177,12 @@ def tagged(tokens, **tags):
         ),
         ("a.tsv", "word\tpos\nAnn\tN\nis\tV\n", "a.tsv:1: the header 'word', 'pos' would be a"),
         ("a.conll", "\nToken x Tag\nAnn x N\n", "a.conll:2: the header .*: CoNLL columns have no"),
+        (
+            "a.csv",
+            "tokens,tags\nAnn sings,B-X O\n\"['Bob', 'is']\",\"['B-X', 'O']\"\n",
+            r"a.csv:3: .*'Bob', 'is'.* in column 'tokens' is a list written as a text: write",
+        ),
+        ("a.tsv", "tokens\ttags\nBob is\t['O' 'O']\n", r"a.tsv:2: .* in column 'tags' is a list"),
         ("a.csv", "tokens,tags\nAnn sings,O\n", "a.csv:2: 2 tokens, but 1 tags: one tag a token"),
         ("a.tsv", "tokens\ttags\nAnn\tB-X\nBob sings\tO\n", "a.tsv:3: 2 tokens, but 1 tags"),
         ("a.txt", "Ann\t\n", "a.txt:1: an empty word or tag"),
@@ -232,6 +238,7 @@ def test_plain_tags(tmp_path):
         ("a.conll", "pos N\ntag N\n"),
         ("a.csv", "tokens,tags\nAnn,N\n"),  # a single sentence may be short
         ("a.jsonl", '{"tokens": ["Ann"], "tags": ["N"]}\n' * 2),
+        ("a.csv", 'tokens,tags\n"[ Ann \'s ]",X X X X\n'),
     ],
 )
 def test_what_looks_like_a_header_or_a_word_a_row(tmp_path, name, text):

@@ -58,6 +58,7 @@ TAG_NAMES = (
 )
 
 _INSIDE = re.compile("[ \t\r\n]+")
+_WRITTEN_LIST = re.compile(r"""\s*\[\s*['"].*['"]\s*\]\s*""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,7 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
     roles = ("`text`", "`label`") if need_tags else ("`text`",)
     cells, lines = read_columns(path, dict(zip(columns, roles, strict=False)))
     if file_suffix(path) in SPLIT_AT_BLANKS:
+        _refuse_written_lists(path, cells, lines)
         cells = {name: [cell.split() for cell in column] for name, column in cells.items()}
         if need_tags and len(lines) >= MANY_ROWS and all(len(row) < 2 for row in cells[columns[0]]):
             raise ValueError(
@@ -312,6 +314,17 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
                 )
             found.tags += of_row
         found.add_row(tokens, line)
+
+
+def _refuse_written_lists(path: Path, cells: dict[str, list[str]], lines: list[int]) -> None:
+    """Refuse ['Ann', 'sings'], as pandas writes a list into a csv: the signs would be of words."""
+    for name, column in cells.items():
+        for cell, line in zip(column, lines, strict=True):
+            if _WRITTEN_LIST.fullmatch(cell):
+                raise ValueError(
+                    f"{path}:{line}: {cell!r:.60} in column '{name}' is a list written as a text:"
+                    " write its words with blanks between, or the list itself into a .jsonl"
+                )
 
 
 def _strings(values: Any, name: str, where: str) -> list[str]:
