@@ -193,7 +193,12 @@ def tagged(tokens, **tags):
         ("a.jsonl", tagged(["a"], tag=[]), "1: no column 'tags' for `label`: did you mean"),
         ("a.jsonl", tagged(["a", ""], tags=[]), r"a.jsonl:1: .*'tokens' holds \['a', ''\]"),
         ("a.jsonl", tagged(["\ud800"], tags=["O"]), r"1: .*'tokens' holds \['.ud800'\]"),
-        ("a.jsonl", tagged(["a"], tags=[1]), r"a.jsonl:1: .*'tags' holds \[1\], not a list"),
+        (
+            "a.jsonl",
+            tagged(["a"], tags=[1]),
+            r"a.jsonl:1: .*'tags' holds \[1\], .* by their names$",
+        ),
+        ("a.jsonl", tagged("Ann is", tags="O O"), r"1: .*'tokens' holds 'Ann is', .* such as \["),
         ("a.jsonl", tagged(["a"], tags=[]), "a.jsonl:1: 1 tokens, but 0 tags"),
         ("no.txt", None, r"no\.txt: no such file"),
         ("latin.txt", b"Ann O\ncaf\xe9 O\n", r"latin\.txt:2: not UTF-8 text"),

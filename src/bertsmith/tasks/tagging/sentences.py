@@ -306,7 +306,9 @@ def _read_table(path: Path, need_tags: bool, columns: tuple[str, str], found: Co
             )
     for row, line in enumerate(lines):
         where = f"{path}:{line}"
-        tokens, *tags = [_strings(column[row], name, where) for name, column in cells.items()]
+        tokens, *tags = [
+            _strings(column[row], name, where, need_tags) for name, column in cells.items()
+        ]
         for of_row in tags:
             if len(of_row) != len(tokens):
                 raise ValueError(
@@ -327,15 +329,15 @@ def _refuse_written_lists(path: Path, cells: dict[str, list[str]], lines: list[i
                 )
 
 
-def _strings(values: Any, name: str, where: str) -> list[str]:
+def _strings(values: Any, name: str, where: str, need_tags: bool) -> list[str]:
     if isinstance(values, list) and all(
         isinstance(value, str) and value != "" and not SURROGATE.search(value) for value in values
     ):
         return values
-    raise ValueError(
-        f"{where}: column '{name}' holds {values!r:.60}, not a list of words; running text goes"
-        " into a .txt"
-    )
+    hint = 'write it such as ["Ann", "sings"], tags by their names'
+    if isinstance(values, str) and not need_tags:
+        hint = "running text goes into a .txt"
+    raise ValueError(f"{where}: column '{name}' holds {values!r:.60}, not a list of texts: {hint}")
 
 
 def write_tagged(
