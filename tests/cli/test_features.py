@@ -345,7 +345,7 @@ def test_a_single_file_gives_its_own_dev_set(ner, tmp_path):
     ("words", "message"),
     [
         ("--data {}/data", "test.conll:1: tag 'B-ORG' is unknown to the training data"),
-        ("--data {}/no", "no such file or folder (--data)"),
+        ("--data {}/no", "no such file or folder"),
         ("--data {}/data --seeds a", "--seeds a: write 1,2,3 or 1..3"),
     ],
 )

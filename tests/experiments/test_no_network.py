@@ -88,6 +88,8 @@ def test_single_texts_of_own_files_are_told_by_their_words(tmp_path):
     shown = bertsmith(*words, "--dev", files[1], "--json")
     assert json.loads(shown)["metrics"]["accuracy"] > 0.95  # chance is 0.5
     assert "train.csv: one file: name another one to measure on with --dev" in refused(*words)
+    line = refused(*words, "--dev", tmp_path / "no.csv")
+    assert "no.csv: no such file or folder" in line and "--data" not in line
 
 
 def test_mnli_has_two_dev_sets(tmp_path):
@@ -108,6 +110,6 @@ def test_what_has_no_such_line_is_refused(tmp_path):
     assert "of kind 'choice'" in refused("baseline", "swag", "--data", tmp_path)
     line = refused("baseline", "mrpc", "--data", tmp_path, "--text", "x")
     assert "--text: for your own files; task mrpc knows its columns" in line
-    assert "no training file (--data)" in refused("baseline", "mrpc", "--data", tmp_path)
+    assert "no training file; looked" in refused("baseline", "mrpc", "--data", tmp_path)
     line = refused("baseline", "regress", "--data", tmp_path, "--positive", "1")
     assert "--positive: without effect on a task of kind 'regress'" in line

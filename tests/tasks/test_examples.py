@@ -151,7 +151,7 @@ def test_find_file(tmp_path):
     assert find_file(OWN, single, "train") == single
     assert find_file(OWN, single, "dev") is None  # never train on what is scored
     (tmp_path / "empty").mkdir()
-    with refused(match=r"no training file .*msr_paraphrase_train.txt, train.csv"):
+    with refused(match=r"no training file; .*msr_paraphrase_train.txt, train.csv"):
         find_file(find_task("mrpc"), tmp_path / "empty", "train")
     with refused(match="no such file or folder"):
         find_file(OWN, tmp_path / "absent", "train")

@@ -141,7 +141,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
     if single := single_file(data):
         return single if split == "train" else None
     if not data.is_dir():
-        raise ValueError(f"{data}: no such file or folder (`data`){nearby(data)}")
+        raise ValueError(f"{data}: no such file or folder{nearby(data)}")
     stems = (split, *OTHER_NAMES.get(split, ()))
     names = [
         *task.files.get(split, ()),
@@ -154,7 +154,7 @@ def find_file(task: Task, data: Path, split: str) -> Path | None:
                 return data / f"{name}{packed}"
     if split == "train":
         looked = f"{', '.join(dict.fromkeys(names))} (text also with {', '.join(COMPRESSIONS)})"
-        raise ValueError(f"{data}: no training file (`data`); looked for {looked}")
+        raise ValueError(f"{data}: no training file; looked for {looked}")
     return None
 
 

@@ -82,3 +82,5 @@ def test_other_files_are_refused(folder, data, tmp_path):
     write(tmp_path / "test.txt", ["cat NN"])
     line = refused("evaluate", folder, "--probe", tmp_path)
     assert "train.txt:1: 2 columns, expected 3" in line
+    line = refused("evaluate", folder, "--probe", tmp_path / "no")
+    assert "no: no such file or folder" in line and "--data" not in line

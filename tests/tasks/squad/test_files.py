@@ -168,7 +168,7 @@ def test_a_folder_is_no_file(tmp_path):
 
 def test_finding_files(tmp_path):
     squad2 = find_task("SQuAD-2")
-    with refused(match=r"no training file .*train-v2.0.json, train.json, .*\(text also with .gz"):
+    with refused(match=r"no training file; .*train-v2.0.json, train.json, .*\(text also with .gz"):
         find_file(squad2, tmp_path, "train")
     for name in ("train-v1.1.json", "train-v2.0.json.xz", "train.json", "dev.json"):
         (tmp_path / name).touch()

@@ -301,7 +301,7 @@ def test_a_row_of_the_answer_for_each_of_a_table(tmp_path):
 
 def test_finding_files(tmp_path):
     task = find_task("NER")
-    with refused(match=r"no training file .*eng\.train, train, .*train\.conll"):
+    with refused(match=r"no training file; .*eng\.train, train, .*train\.conll"):
         find_file(task, tmp_path, "train")
     for name in ("eng.train", "dev.conll", "valid.txt", "test.jsonl"):
         (tmp_path / name).touch()
