@@ -71,7 +71,11 @@ class Questions:
         )
 
     def check_learnable(self) -> None:
-        """Errors: ValueError when there are answers, but every one is lost."""
+        """Errors: ValueError when no question has an answer, or every one is lost."""
+        if not self.has_answer.any():
+            raise ValueError(
+                f"{self.source}: no question has an answer: there is nothing to learn from it"
+            )
         lost = self.is_lost
         if lost.any() and not (self.spans[:, 0] >= 0).any():
             raise ValueError(

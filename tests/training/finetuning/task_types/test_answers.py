@@ -344,6 +344,10 @@ def test_a_training_file_must_have_something_to_learn(tmp_path):
     with pytest.raises(ValueError, match=r"train.json: not one answer is in its context"):
         KIND.read(path, OWN)
     assert KIND.read(path, OWN, ()).answers == [["x"]]  # as dev set
+    path = squad(tmp_path / "none.json", [("a", "c d", None)])
+    with pytest.raises(ValueError, match=r"none.json: no question has an answer: there is nothing"):
+        KIND.read(path, OWN)
+    assert KIND.read(path, OWN, ()).answers == [[]]
 
 
 @pytest.fixture
