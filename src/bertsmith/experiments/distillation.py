@@ -98,18 +98,10 @@ class Teacher:
         Errors: ValueError for a file that cannot be read, has nothing but blank texts or another
         number of options.
         """
-        outputs = self.outputs(train)
         if source is None:
-            return train, outputs
-        transfer = self.predictor.task_type.read_input(str(source), self.model_task)
-        if isinstance(transfer, Examples):  # choices with a blank text were refused
-            sides = [side for side in (transfer.texts, transfer.pairs) if side is not None]
-            rows = enumerate(zip(*sides, strict=True))
-            kept = [k for k, texts in rows if all(map(str.strip, texts))]
-            if not kept:
-                raise ValueError(f"{source}: no text in it")
-            transfer = transfer.select(kept)
-        more = self.outputs(transfer)
+            return train, self.outputs(train)
+        transfer = self._transfer(source)  # before the answers to all of train
+        outputs, more = self.outputs(train), self.outputs(transfer)
         if more.shape[1] != outputs.shape[1]:
             raise ValueError(
                 f"{source}: {more.shape[1]} options, but the training file has {outputs.shape[1]}:"
@@ -123,3 +115,14 @@ class Teacher:
             if isinstance(values := getattr(train, field.name), list)
         }
         return replace(train, **lists, labels=labels), np.concatenate([outputs, more])
+
+    def _transfer(self, source: Path) -> Any:
+        transfer = self.predictor.task_type.read_input(str(source), self.model_task)
+        if not isinstance(transfer, Examples):  # choices with a blank text were refused
+            return transfer
+        sides = [side for side in (transfer.texts, transfer.pairs) if side is not None]
+        rows = enumerate(zip(*sides, strict=True))
+        kept = [k for k, texts in rows if all(map(str.strip, texts))]
+        if not kept:
+            raise ValueError(f"{source}: no text in it")
+        return transfer.select(kept)
