@@ -143,6 +143,10 @@ def test_the_command(tmp_path):
         assert line.endswith(own["sha256"][:12])
     short = write(tmp_path / "short.txt", "cats")
     assert "short.txt: no word to predict" in refused("evaluate", folder, "--held-out", short)
+    line = refused("evaluate", folder, "--held-out", tmp_path / "shot.txt")
+    assert "shot.txt: no such file (did you mean 'short.txt'?)" in line
+    line = refused("evaluate", folder, "--held-out", tmp_path)
+    assert "no such file (it is a folder: name a file in it)" in line
     assert "--engine onnx" in refused("evaluate", folder, "--held-out", short, "--engine", "onnx")
 
 

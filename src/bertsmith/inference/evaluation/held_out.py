@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.base.files import nearby
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.engines.runner import Runner
 from bertsmith.inference.evaluation.minimal_pairs import check_language_model
@@ -39,12 +40,14 @@ def measure_texts(model: Runner, paths: Sequence[Path], seed: int = 0) -> dict[s
     "words" were predicted; "unknown" of them, besides, the vocabulary cannot spell: their [UNK]
     would be guessed too easily. The sha256 is of the unpacked text.
 
-    Errors: ValueError as `check_language_model`, for a table, and for a text without a word to
-    predict.
+    Errors: ValueError as `check_language_model`, for a missing file, a table, and a text without a
+    word to predict.
     """
     check_language_model(model)
     found = {}
     for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file{nearby(path)}")
         if file_suffix(path) not in (None, ".txt"):
             raise ValueError(f"{path}: a table is no running text: write its texts to a .txt")
         text = read_text(path)
