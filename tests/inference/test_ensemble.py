@@ -73,6 +73,7 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
         (predictor(replace(SQUAD, encoding=STRIDE_64), "b"), "encoding .*stride"),
         (predictor(replace(SQUAD, thresholds={}), "b"), "set of tuned thresholds"),
         (predictor(SST, "b"), "kind of task"),
+        (predictor(replace(SQUAD, label_names=("0", "1")), "b"), "set of classes"),
     ],
 )
 def test_runs_that_do_not_fit(other, message):

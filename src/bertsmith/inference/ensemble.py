@@ -45,7 +45,7 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
         theirs = other.model_task
         for name, one, another in (
             ("kind of task", first.task_type.name, other.task_type.name),
-            ("classes", task.label_names, theirs.label_names),
+            ("set of classes", task.label_names, theirs.label_names),
             ("encoding (max_length, doc_stride, ...)", task.encoding, theirs.encoding),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
             ("set of tuned thresholds", task.thresholds.keys(), theirs.thresholds.keys()),
