@@ -109,7 +109,9 @@ def test_mnli_has_two_dev_sets(tmp_path):
 def test_what_has_no_such_line_is_refused(tmp_path):
     assert "of kind 'choice'" in refused("baseline", "swag", "--data", tmp_path)
     line = refused("baseline", "mrpc", "--data", tmp_path, "--text", "x")
-    assert "--text: for your own files; task mrpc knows its columns" in line
+    assert (
+        "--text: for your own files; task mrpc knows its columns, task classify reads those" in line
+    )
     assert "no training file; looked" in refused("baseline", "mrpc", "--data", tmp_path)
     line = refused("baseline", "regress", "--data", tmp_path, "--positive", "1")
     assert "--positive: without effect on a task of kind 'regress'" in line

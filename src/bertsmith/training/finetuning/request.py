@@ -121,7 +121,8 @@ def make_task(request: Request) -> Task:
         return replace(own_task(request.task, **own), skip_unlabelled=skips)
     task = find_task(request.task)
     own = (field.name for field in fields(OwnFiles))
-    refuse(own, request.given, f"for your own files; task {task.name} knows its columns")
+    known = f"task {task.name} knows its columns, task {task.task_type} reads those that you name"
+    refuse(own, request.given, f"for your own files; {known}")
     return task
 
 
