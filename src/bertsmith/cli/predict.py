@@ -279,6 +279,7 @@ def submission_split(task: Task, file: Path) -> str:
 
 
 MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal
+OF_A_PART = "has_answer_", "no_answer_"  # metrics of some of the examples begin so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,20 +422,22 @@ def metric_lines(result: dict[str, Any]) -> Iterator[str]:
 
     notes, are_counted = result.get("notes", {}), False
     metrics = result["metrics"]
-    for name in [name for name in metrics if not name.endswith("_cases")]:
+    names = [name for name in metrics if not name.endswith("_cases")]
+    width = max(20, *map(len, names))
+    for name in names:
         beside = ""
         if (cases := metrics.get(f"{name.removesuffix('_accuracy')}_cases")) is not None:
             beside = of_cases(cases)
-        elif is_share(name):
+        elif is_share(name) and not name.startswith(OF_A_PART):
             beside = of_cases(result["examples"], "examples")
         if name in notes:
             beside = f"  ({notes[name]})"
         are_counted |= beside.endswith("examples")
-        yield f"{name:<20} {metrics[name]:.4f}{beside}"
+        yield f"{name:<{width}} {metrics[name]:.4f}{beside}"
     for split, metrics in result.get("splits", {}).items():
         yield f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     if not are_counted:
-        yield f"{'examples':<20} {result['examples']:,}"
+        yield f"{'examples':<{width}} {result['examples']:,}"
     labels = result.get("labels", [])
     if "confusion" in result and len(labels) <= MAX_SHOWN:
         width = max(6, *(len(label) for label in labels))

@@ -195,6 +195,15 @@ def test_a_metric_without_a_value_is_told(toy, tmp_path, capsys):
     assert any(line.endswith("0.0000  (no value, counts 0: every label is 0)") for line in lines)
 
 
+def test_figures_of_some_questions_are_not_said_to_be_of_all():
+    metrics = {"answer_f1": 0.5, "has_answer_exact_match": 0.0, "no_answer_exact_match": 1.0}
+    assert [*metric_lines({"metrics": metrics, "examples": 40})] == [
+        "answer_f1              0.5000 of 40 examples",
+        "has_answer_exact_match 0.0000",
+        "no_answer_exact_match  1.0000",
+    ]
+
+
 # --- collapse ----------------------------------------------------------------------------------
 
 
