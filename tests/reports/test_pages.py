@@ -6,7 +6,7 @@ import pytest
 from bertsmith.reports.pages import write_report
 from bertsmith.reports.runs import read_run
 
-from ..tiny import bertsmith, write
+from ..tiny import bertsmith, refused, write
 
 
 @pytest.mark.usefixtures("unwritten_charts")
@@ -110,6 +110,8 @@ def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, monkey
     out = bertsmith("report", run, "--out", tmp_path / "rep")
     assert out.strip() == str(tmp_path / "rep.html")
     assert (tmp_path / "rep.html").exists()
+    line = refused("report", run, "--out", tmp_path / "rep.pdf")
+    assert "rep.pdf: a report is HTML: end --out in .html" in line
 
 
 def test_a_feature_ner_run_has_no_report(tmp_path):
