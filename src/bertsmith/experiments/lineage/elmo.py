@@ -269,16 +269,8 @@ def pretrain_elmo(settings: ElmoSettings, command: Sequence[str] = ()) -> dict[s
         def save(state: TrainingState) -> None:
             SeedCheckpoint.write(run.path, model, optimizer, state, {}, {})
 
-        loop = LoopSettings(
-            budget=settings.budget(),
-            learning_rate=settings.learning_rate,
-            schedule="linear",
-            warmup_ratio=settings.warmup_ratio,
-            max_grad_norm=settings.max_grad_norm,
-            seed=settings.seed,
-            checkpoint_every=settings.checkpoint_every,
-            peak=peak,
-            label="elmo",
+        loop = LoopSettings.of(
+            settings, budget=settings.budget(), schedule="linear", peak=peak, label="elmo"
         )
         figures = fit(task, optimizer, loop, engine, run.path, state, save)
         model_folder = run.path / "model"

@@ -314,15 +314,9 @@ def _train(task: Translation, run: RunFolder, peak: float) -> dict[str, Any]:
         checkpoint.restore(model, optimizer, best.resume)
         task.state = checkpoint.state
     state = task.state
-    loop = LoopSettings(
+    loop = LoopSettings.of(
+        settings,
         budget=settings.budget(),
-        learning_rate=settings.learning_rate,
-        schedule=settings.schedule,
-        warmup_ratio=settings.warmup_ratio,
-        max_grad_norm=settings.max_grad_norm,
-        seed=settings.seed,
-        checkpoint_every=settings.checkpoint_every,
-        num_evals=settings.num_evals,
         evaluation_steps=EVALUATED_PAIR * len(dev) / len(task.train) * task.batches.per_epoch,
         peak=peak,
         label=settings.system,

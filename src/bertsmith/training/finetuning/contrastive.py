@@ -252,13 +252,10 @@ def train_sentence_vectors(
     with run.locked():
         run.check_free(KIND)  # again: another process may have been here meanwhile
         run.write_settings(describe(KIND, command, described, model, machine=machine(engine, peak)))
-        loop = LoopSettings(
+        loop = LoopSettings.of(
+            settings,
             budget=Budget(steps=settings.epochs * task.batches.per_epoch),
-            learning_rate=settings.learning_rate,
             schedule="linear",
-            warmup_ratio=settings.warmup_ratio,
-            max_grad_norm=settings.max_grad_norm,
-            seed=settings.seed,
             num_evals=settings.epochs,
             peak=peak,
             label="embed train",

@@ -355,14 +355,10 @@ class Trainer:
             if resume and state.step < steps:
                 SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
-        loop = LoopSettings(
+        loop = LoopSettings.of(
+            settings,
             budget=Budget(steps=steps),
-            learning_rate=settings.learning_rate,
-            schedule=settings.schedule,
-            warmup_ratio=settings.warmup_ratio,
-            max_grad_norm=settings.max_grad_norm,
             seed=seeds.dropout,
-            checkpoint_every=settings.checkpoint_every,
             num_evals=settings.epochs * settings.evals_per_epoch,
             peak=peak,
             label=label,

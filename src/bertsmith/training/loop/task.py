@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -197,6 +197,12 @@ class LoopSettings:
     """Steps with a checkpoint besides every `checkpoint_every`-th."""
     deadline: float = math.inf
     """The `time.monotonic` after which `train` stops, as for a signal."""
+
+    @classmethod
+    def of(cls, settings: Any, **own: Any) -> LoopSettings:
+        """`own`, and what the dataclass `settings` calls by the same names."""
+        shared = {each.name for each in fields(cls)} & {each.name for each in fields(settings)}
+        return cls(**{name: getattr(settings, name) for name in shared} | own)
 
     def rate_at(self, done: float) -> float:
         """The learning rate of a step that begins at `done` of the budget."""

@@ -259,19 +259,12 @@ def _evaluate_end(
 def _loop_settings(settings: PretrainSettings, peak: float) -> LoopSettings:
     budget = settings.budget()
     assert settings.learning_rate is not None, "pretrain has filled it in"
-    return LoopSettings(
+    return LoopSettings.of(
+        settings,
         budget=budget,
-        learning_rate=settings.learning_rate,
-        schedule=settings.schedule,
         warmup_ratio=warmup_share(budget, settings.warmup_ratio, settings.warmup_steps),
-        max_grad_norm=settings.max_grad_norm,
-        seed=settings.seed,
-        log_every=settings.log_every,
-        checkpoint_every=settings.checkpoint_every,
-        keep_steps=settings.keep_steps,
         num_evals=settings.evaluations,
         evaluation_steps=EVALUATED_ROW * settings.eval_rows / settings.batch_size,
-        num_workers=settings.num_workers,
         peak=peak,
         label="pretrain",
         describe=describe_evaluation,
