@@ -66,6 +66,23 @@ class ServedPredictor(Predictor):
         return super()._opened(kind, own)
 
 
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that is served."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    methods: list[str]
+    labels: list[str]
+    reads_pairs: bool
+    max_tokens: int
+    dimensions: int
+    precision: str
+    reports: list[str]
+
+
 @dataclass(frozen=True, eq=False)
 class ServedModel:
     """A model under its name; it does not change while it is served."""
@@ -102,20 +119,24 @@ class ServedModel:
         """Calls that may run at once; other engines use all cores for one."""
         return self.predictor.processor.threads if self.is_native else 1
 
-    def described(self) -> dict[str, Any]:
-        """Its entry in /v1/models."""
+    def entry(self) -> ModelEntry:
+        """As /v1/models lists it."""
         config, own = self.predictor.config, self.predictor.processor
         is_tuned = self.methods[0] in ANSWERS
         names = self.predictor.model_task.label_names if is_tuned else ()
-        return {
-            "methods": list(self.methods),
-            "labels": list(names),
-            "reads_pairs": self.reads_pairs,
-            "max_tokens": config.max_positions,
-            "dimensions": self.pooling(UNPOOLED).size(config.hidden_size),
-            "precision": f"{own.engine}, {own.precision}",
-            "reports": list(self.reports),
-        }
+        return ModelEntry(
+            id=self.name,
+            object="model",
+            created=int(self.opened),
+            owned_by="bertsmith",
+            methods=list(self.methods),
+            labels=list(names),
+            reads_pairs=self.reads_pairs,
+            max_tokens=config.max_positions,
+            dimensions=self.pooling(UNPOOLED).size(config.hidden_size),
+            precision=f"{own.engine}, {own.precision}",
+            reports=list(self.reports),
+        )
 
     @functools.cached_property
     def reports(self) -> tuple[str, ...]:

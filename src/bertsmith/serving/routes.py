@@ -19,6 +19,7 @@ from bertsmith.inference.answers import (
 from bertsmith.inference.embeddings.pooling import LongTexts
 from bertsmith.inference.explanation import Method
 from bertsmith.serving.application import Application, Operation, Refused, Reply, Request
+from bertsmith.serving.models import ModelEntry
 from bertsmith.tasks.vectors import Pool
 
 Texts = str | Annotated[list[str], Meta(min_length=1)]
@@ -350,35 +351,7 @@ async def metrics(app: Application, request: Request, body: None) -> Reply:
 
 async def models(app: Application, request: Request, body: None) -> Any:
     """The models as OpenAI lists them, and what each can do."""
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": model.name,
-                "object": "model",
-                "created": int(model.opened),
-                "owned_by": "bertsmith",
-                **model.described(),
-            }
-            for model in app.models.values()
-        ],
-    }
-
-
-class ModelEntry(Struct):
-    """A model that is served."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    methods: list[str]
-    labels: list[str]
-    reads_pairs: bool
-    max_tokens: int
-    dimensions: int
-    precision: str
-    reports: list[str]
+    return {"object": "list", "data": [model.entry() for model in app.models.values()]}
 
 
 class ModelList(Struct):
