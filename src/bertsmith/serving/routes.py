@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -67,7 +67,7 @@ class Text(Body):
 class Attend(Text):
     """A text, or a list of texts; `masked`: numbers of tokens that [MASK] takes the place of."""
 
-    masked: list[Annotated[int, Meta(ge=1)]] = []
+    masked: tuple[Annotated[int, Meta(ge=1)], ...] = ()
 
 
 class Ask(Body):
@@ -216,14 +216,6 @@ async def classify(app: Application, request: Request, body: Classify) -> Any:
     return {"model": model.name, "answers": answers}
 
 
-async def explain(app: Application, request: Request, body: Explain) -> Any:
-    model = app.model(body.model, "explain")
-    items = columns(text=body.text, text_pair=body.text_pair)
-    options = {"method": body.method, "label": body.label}
-    answers = await app.ask(request, model, "explain", items, **options)
-    return {"model": model.name, "answers": answers}
-
-
 async def fill(app: Application, request: Request, body: Fill) -> Any:
     model = app.model(body.model, "fill")
     given = {
@@ -246,16 +238,22 @@ async def fill(app: Application, request: Request, body: Fill) -> Any:
     return {"model": model.name, "answers": [{name: answer} for answer in found]}
 
 
-async def tag(app: Application, request: Request, body: Text) -> Any:
-    model = app.model(body.model, "tag")
-    answers = await app.ask(request, model, "tag", columns(text=body.text))
-    return {"model": model.name, "answers": answers}
+def ask_for(
+    method: str, *texts: str, options: Sequence[str] = (), need: str | None = None
+) -> Callable[[Application, Request, Any], Awaitable[Any]]:
+    """To answer what the method of a model that can do `need`, else the method, says of `texts`.
 
+    These and the `options` of the method are fields of the body.
+    """
 
-async def answer(app: Application, request: Request, body: Ask) -> Any:
-    model = app.model(body.model, "answer")
-    items = columns(question=body.question, context=body.context)
-    return {"model": model.name, "answers": await app.ask(request, model, "answer", items)}
+    async def respond(app: Application, request: Request, body: Body) -> Any:
+        model = app.model(body.model, need or method)
+        items = columns(**{name: getattr(body, name) for name in texts})
+        given = {name: getattr(body, name) for name in options}
+        answers = await app.ask(request, model, method, items, **given)
+        return {"model": model.name, "answers": answers}
+
+    return respond
 
 
 async def choose(app: Application, request: Request, body: Choose) -> Any:
@@ -286,20 +284,6 @@ def encoded(vector: np.ndarray, encoding: str) -> np.ndarray | str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-async def tokenize(app: Application, request: Request, body: Tokenize) -> Any:
-    model = app.model(body.model, "embed")
-    items = columns(text=body.text)
-    answers = await app.ask(request, model, "tokenize", items, special=body.special)
-    return {"model": model.name, "answers": answers}
-
-
-async def attention(app: Application, request: Request, body: Attend) -> Any:
-    model = app.model(body.model, "embed")
-    items = columns(text=body.text)
-    answers = await app.ask(request, model, "attention", items, masked=tuple(body.masked))
-    return {"model": model.name, "answers": answers}
-
-
 FILM = {"text": ["A fine film.", "Two hours of rain."]}
 OPERATIONS: Sequence[Operation] = (
     Operation(
@@ -307,16 +291,19 @@ OPERATIONS: Sequence[Operation] = (
         needs=("classify", "score"),
     ),
     Operation(
-        "/v1/explain", explain, Explain, Explanations, "Words that matter", FILM,
-        needs=("explain",),
+        "/v1/explain", ask_for("explain", "text", "text_pair", options=("method", "label")),
+        Explain, Explanations, "Words that matter", FILM, needs=("explain",),
     ),
     Operation(
         "/v1/fill", fill, Fill, Fillings, "Words for [MASK]", {"text": "The [MASK] sat."},
         needs=("fill",),
     ),
-    Operation("/v1/tag", tag, Text, Tags, "Entities", {"text": "Ann sees Rome."}, needs=("tag",)),
     Operation(
-        "/v1/answer", answer, Ask, Spans, "Answers from a text",
+        "/v1/tag", ask_for("tag", "text"), Text, Tags, "Entities", {"text": "Ann sees Rome."},
+        needs=("tag",),
+    ),
+    Operation(
+        "/v1/answer", ask_for("answer", "question", "context"), Ask, Spans, "Answers from a text",
         {"question": "Who left?", "context": "Ann left Rome."}, needs=("answer",),
     ),
     Operation(
@@ -325,11 +312,12 @@ OPERATIONS: Sequence[Operation] = (
     ),
     Operation("/v1/embed", embed, Embed, Vectors, "Vectors of texts", FILM, needs=("embed",)),
     Operation(
-        "/v1/tokenize", tokenize, Tokenize, Tokens, "Tokens of texts", FILM, needs=("embed",)
+        "/v1/tokenize", ask_for("tokenize", "text", options=("special",), need="embed"), Tokenize,
+        Tokens, "Tokens of texts", FILM, needs=("embed",),
     ),
     Operation(
-        "/v1/attention", attention, Attend, Attentions, "Attention weights", FILM,
-        needs=("embed",),
+        "/v1/attention", ask_for("attention", "text", options=("masked",), need="embed"), Attend,
+        Attentions, "Attention weights", FILM, needs=("embed",),
     ),
 )  # fmt: skip
 
