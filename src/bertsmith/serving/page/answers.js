@@ -4,7 +4,7 @@
 // `ask(path, body)` is the server's answer by one model, `answer` makes an element of it.
 
 import {
-  bars, capitalized, element, lines, marked, note, part, percent, signed,
+  bars, capitalized, chance, element, lines, marked, note, part, percent, signed,
 } from "./elements.js";
 
 const MASK = "[MASK]";
@@ -58,14 +58,7 @@ function filledEach(text, masks) {
   const parts = masks.map((candidates, number) =>
     part(
       masks.length > 1 ? `Mask ${number + 1} of ${masks.length}` : "Likeliest words",
-      bars(
-        candidates.map(({ token, probability }, rank) => ({
-          name: token,
-          share: probability,
-          text: percent(probability),
-          best: rank === 0,
-        })),
-      ),
+      bars(candidates.map((own, rank) => chance(own.token, own.probability, rank === 0))),
     ),
   );
   return element("div", {}, filledText(text, best), parts);
@@ -161,12 +154,9 @@ function labelled(answer) {
     return part("Score", score, note("A regression: the scale is that of its training data."));
   }
   const chosen = answer.labels ?? [answer.label];
-  const rows = Object.entries(answer.probabilities).map(([label, probability]) => ({
-    name: label,
-    share: probability,
-    text: percent(probability),
-    best: chosen.includes(label),
-  }));
+  const rows = Object.entries(answer.probabilities).map(([label, probability]) =>
+    chance(label, probability, chosen.includes(label)),
+  );
   rows.sort((one, other) => other.share - one.share);
   const title = answer.labels ? "Labels" : "Class";
   const told = chosen.length ? chosen.join(", ") : "none";
@@ -247,17 +237,8 @@ export const answer = {
     const nullScore = found.null_odds; // null of a model that always answers
     const spans = hasAnswer ? [found] : [];
     const rows = [
-      {
-        name: hasAnswer ? found.text : "no answer",
-        share: found.confidence,
-        text: percent(found.confidence),
-        best: true,
-      },
-      {
-        name: hasAnswer ? "everything else" : "all spans of the context",
-        share: 1 - found.confidence,
-        text: percent(1 - found.confidence),
-      },
+      chance(hasAnswer ? found.text : "no answer", found.confidence, true),
+      chance(hasAnswer ? "everything else" : "all spans of the context", 1 - found.confidence),
     ];
     return element(
       "div",
@@ -348,12 +329,9 @@ export const choose = {
     const options = lines(values.options);
     if (options.length < 2) throw new Error("Write two options or more, one a line.");
     const [found] = (await ask("v1/choose", { prompt: values.prompt, options })).answers;
-    const rows = options.map((option, number) => ({
-      name: option,
-      share: found.probabilities[number],
-      text: percent(found.probabilities[number]),
-      best: number === found.index,
-    }));
+    const rows = options.map((option, number) =>
+      chance(option, found.probabilities[number], number === found.index),
+    );
     const best = element("mark", {}, found.option);
     const text = element("p", { class: "text large", dir: "auto" }, `${values.prompt} `, best);
     return element("div", {}, text, part("Options", bars(rows)));

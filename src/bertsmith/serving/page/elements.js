@@ -72,6 +72,11 @@ export function bars(rows, { isSigned = false } = {}) {
   return element("ol", { class: "bars" }, items);
 }
 
+/** The bar of a probability. */
+export function chance(name, probability, best = false) {
+  return { name, share: probability, text: percent(probability), best };
+}
+
 /**
  * A text with marks on spans of it, which are in order: `mark(span, words)` makes the element.
  * The server counts characters, JavaScript units of UTF-16: an emoji is one of the former.
