@@ -287,9 +287,6 @@ def vector_block(dtype: Any, finish: Any) -> Any:
         (a, a_step), (b, b_step), (first, column) = a, b, where
         zero = ir.Constant(vector, [0] * lanes)
         totals = [[cgutils.alloca_once_value(builder, zero) for _ in "ab"] for _ in range(height)]
-        for row in totals:
-            for total in row:
-                builder.store(zero, total)
         a_rows = [builder.gep(a, [builder.mul(a_step, int64(r))]) for r in range(height)]
 
         def step(k: Any) -> None:

@@ -130,11 +130,8 @@ def draw_panel(builder, powers, count, factors, lines, found):
     """
     floor = declared(builder.module, f"llvm.floor.v{LANES}f32", VECTOR, [VECTOR])
     chunks = [chunk_at(builder, line, int64(half)) for line in lines for half in (0, 1)]
-    state = [cgutils.alloca_once(builder, VECTOR) for _ in chunks]
-    for kept, chunk in zip(state, chunks, strict=True):
-        builder.store(builder.load(chunk, align=1), kept)
+    state = [cgutils.alloca_once_value(builder, builder.load(own, align=1)) for own in chunks]
     used = cgutils.alloca_once_value(builder, int64(0))
-    builder.store(int64(0), used)
     with cgutils.for_range(builder, count) as loop:
         line = builder.gep(powers, [builder.mul(loop.index, int64(2 * COLUMNS))])
         factor, weight = (spread_at(builder, start, loop.index) for start in factors)

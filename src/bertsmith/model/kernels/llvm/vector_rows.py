@@ -124,7 +124,6 @@ def _power_of_two(builder: Any, x: Any) -> Any:
 def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
     """`add`(total, numbers, chunk's number) over all chunks; the total of 16, from 0."""
     total = cgutils.alloca_once_value(builder, _constants(0))
-    builder.store(_constants(0), total)
     with cgutils.for_range(builder, chunks) as loop:
         numbers = builder.load(chunk_at(builder, start, loop.index), align=1)
         builder.store(add(builder.load(total), numbers, loop.index), total)
@@ -181,8 +180,6 @@ def scalar_product(builder, a, b, length):
     """The sum of the products of `length` numbers at two addresses, a multiple of 32."""
     pairs = builder.sdiv(length, int64(2 * LANES))
     totals = [cgutils.alloca_once_value(builder, _constants(0)) for _ in "ab"]
-    for total in totals:
-        builder.store(_constants(0), total)
     with cgutils.for_range(builder, pairs) as loop:
         for half, total in enumerate(totals):  # two sums, so that neither waits for the other
             chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
@@ -205,7 +202,6 @@ def exponential_row(builder, row, length, scale, dtype, target):
     outside = builder.icmp_signed(">=", lanes, builder.bitcast(limit, INTEGERS))
     lowest, zero = _constants(-1e30), _constants(0)
     top = cgutils.alloca_once_value(builder, lowest)
-    builder.store(lowest, top)
     with cgutils.for_range(builder, last) as loop:
         numbers = builder.load(chunk_at(builder, row, loop.index), align=1)
         builder.store(larger(builder, numbers, builder.load(top)), top)
@@ -216,7 +212,6 @@ def exponential_row(builder, row, length, scale, dtype, target):
     high = builder.fmul(_lanes(builder, numbers, larger), factor)
     factor, offset = spread(builder, factor), spread(builder, builder.fneg(high))
     total = cgutils.alloca_once_value(builder, zero)
-    builder.store(zero, total)
 
     def exponential(chunk: Any) -> Any:
         x = builder.load(chunk_at(builder, row, chunk), align=1)
@@ -249,9 +244,7 @@ def add_powers(builder, column, step, shifts, count, start, top, total):
     """
     starts = builder.load(builder.bitcast(start, VECTOR.as_pointer()), align=1)
     places = [builder.bitcast(place, VECTOR.as_pointer()) for place in (top, total)]
-    found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
-    for kept, place in zip(found, places, strict=True):
-        builder.store(builder.load(place, align=1), kept)
+    found = [cgutils.alloca_once_value(builder, builder.load(own, align=1)) for own in places]
     with cgutils.for_range(builder, count) as loop:
         row = builder.gep(column, [builder.mul(loop.index, step)])
         shift = spread_at(builder, shifts, loop.index)
@@ -272,7 +265,6 @@ def powers_row(builder, row, shift, tops, weights, dtype, target, length):
     """
     shift = spread(builder, shift)
     total = cgutils.alloca_once_value(builder, _constants(0))
-    builder.store(_constants(0), total)
     with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
         x = builder.load(chunk_at(builder, row, loop.index), align=1)
         x = fma(builder, x, _constants(LOG2_E), shift)
@@ -331,8 +323,6 @@ def quantize_row(builder, dtypes, row, factors, target, length):
     first, zero = read(int64(0)), _constants(0)
     extremes = {of: cgutils.alloca_once_value(builder, first) for of in (larger, _smaller)}
     unknown = cgutils.alloca_once_value(builder, zero)  # stays 0 but for what is not finite
-    for place, value in zip((*extremes.values(), unknown), (first, first, zero), strict=True):
-        builder.store(value, place)
     with cgutils.for_range(builder, chunks) as loop:
         numbers = read(loop.index)
         for of, extreme in extremes.items():
