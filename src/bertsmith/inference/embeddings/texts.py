@@ -15,7 +15,7 @@ import numpy as np
 from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.inference.embeddings.pooling import PoolingSettings, apply_dense
 from bertsmith.inference.engines.runner import ENCODER, Runner
-from bertsmith.tasks.features import Features
+from bertsmith.tasks.features import Features, gather_spans
 from bertsmith.tasks.vectors import check_pool, check_prompt, text_features, unit_length
 from bertsmith.text.tokenizer.rows import Encoded, concatenated_ranges, make_rows
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
@@ -139,15 +139,11 @@ def split_windows(
     begins = size + body[texts] * window // counts[texts]
     ends = size + body[texts] * (window + 1) // counts[texts]
     begins[window == 0] = 0  # with the prompt
-    prompts = np.where(window > 0, size, 0)
-    boundaries = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(prompts + ends - begins, out=boundaries[1:])
-    ids = np.empty(boundaries[-1], encoded.ids.dtype)
-    later = boundaries[:-1][window > 0]
-    ids[concatenated_ranges(later, np.full(len(later), size))] = np.tile(prompt_ids, len(later))
-    there = concatenated_ranges(boundaries[:-1] + prompts, ends - begins)
-    ids[there] = encoded.ids[concatenated_ranges(encoded.boundaries[texts] + begins, ends - begins)]
-    return Encoded(ids, np.empty((0, 2), np.int32), np.empty(0, np.int32), boundaries), texts
+    behind = replace(encoded, ids=np.append(encoded.ids, prompt_ids))
+    prompts = np.full(len(texts), len(encoded.ids)), np.where(window > 0, size, 0)
+    bodies = encoded.boundaries[texts] + begins, ends - begins
+    starts, sizes = (np.stack(both, axis=1) for both in zip(prompts, bodies, strict=True))
+    return gather_spans(behind, starts, sizes), texts
 
 
 def finished(vectors: np.ndarray, rows: TextRows, pooling: PoolingSettings) -> np.ndarray:
