@@ -217,7 +217,6 @@ class RunFolder:
         return self.settings()["kind"] if (self.path / SETTINGS_FILE).exists() else None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write result.json."""
         write_json(self.path / RESULT_FILE, dict(result))
 
     def forget_result(self) -> None:

@@ -76,7 +76,6 @@ def _check_similarity(settings: CorpusReport | CorpusDedup) -> None:
 
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
-    """The figures as lines of text."""
     from bertsmith.base.terminal import counted, scaled
     from bertsmith.cli.vocab import repeated_lines
 

@@ -308,7 +308,6 @@ def run_doctor(settings: Doctor) -> int:
 
 
 def described(found: dict[str, Any]) -> str:
-    """The findings, one line each."""
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     lines = [
         f"versions   {versions}",

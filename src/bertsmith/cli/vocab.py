@@ -206,7 +206,6 @@ def open_tokenizer(name: str) -> bertsmith.Tokenizer:
 
 
 def rows(figures: dict[str, Any]) -> Iterator[str]:
-    """The figures as lines of text."""
     text, sides = figures["text"], figures["vocabularies"]
     yield (
         f"{text['documents']:,} documents, {text['lines']:,} lines, "

@@ -135,7 +135,6 @@ class KeptParts:
 
     @property
     def rows(self) -> int:
-        """The number of rows that are kept."""
         return sum(part.rows for part in self._parts)
 
     def __str__(self) -> str:
@@ -202,7 +201,6 @@ class KeptParts:
         return total
 
     def _end(self) -> int:
-        """The end of the parts that are done."""
         if self.done:
             part = self._parts[self.done - 1]
             return part.offset + part.size

@@ -87,7 +87,6 @@ class Extraction:
 
     @property
     def vector_shape(self) -> tuple[int, ...]:
-        """The shape of one vector."""
         layers, size = len(self.numbers), self.config.hidden_size
         shapes = {"none": (layers, size), "sum": (size,), "concatenate": (layers * size,)}
         return shapes[self.pool]

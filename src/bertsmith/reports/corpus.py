@@ -30,7 +30,6 @@ MAX_NAME = 40  # characters of a vocabulary's name
 
 
 def corpus_page(figures: dict[str, Any], inputs: Sequence[str]) -> str:
-    """The whole page."""
     names = ", ".join(map(str, inputs[:MAX_NAMES])) + (" …" if len(inputs) > MAX_NAMES else "")
     scripts = html.bars([(one["script"], one["share"]) for one in figures["scripts"]], 1.0)
     body = [

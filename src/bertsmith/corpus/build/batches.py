@@ -56,7 +56,6 @@ class Batch(NamedTuple):
     documents: list[Numbered]
 
     def texts(self) -> list[str]:
-        """The text of each document."""
         return ["\n".join(document.lines) for _, document in self.documents]
 
 

@@ -70,7 +70,6 @@ def file_faults(
     content: Content,
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> Iterator[str]:
-    """Yield the faults of one file."""
     try:
         with present(storage, name), storage.stream(name) as file:
             for block, fault in scan_blocks(file, content, storage.name(name), storage.hint):

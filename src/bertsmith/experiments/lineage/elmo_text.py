@@ -146,11 +146,9 @@ class SentenceStream:
         self.per_epoch, self.advance = self._batches.per_epoch, self._batches.advance
 
     def at(self, position: Position) -> Streams:
-        """The sentences of a step."""
         return self.of(self._chosen[self._batches[position]])
 
     def of(self, sentences: np.ndarray) -> Streams:
-        """Some sentences."""
         rows = [self._text.with_borders(sentence) for sentence in sentences]
         shape = len(rows), max(map(len, rows)) - 1
         inputs = {name: np.full(shape, RIGHT_BORDER, np.int64) for name in DIRECTIONS}
@@ -177,13 +175,11 @@ class WindowStream:
         self._epoch = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def advance(self, position: Position) -> Position:
-        """The position of the next windows."""
         if position.index + 1 < self.per_epoch:
             return Position(position.epoch, position.index + 1)
         return Position(position.epoch + 1, 0)
 
     def at(self, position: Position) -> Streams:
-        """The windows of a step."""
         columns = np.arange(WINDOW) + WINDOW * position.index
         starts = np.arange(self._rows)[:, None] * self.per_epoch * WINDOW
         streams = self._epoch(position.epoch)

@@ -166,7 +166,6 @@ class Readout(nn.Module):
 
 
 def rnn(config: RNNConfig) -> RecurrentTranslator:
-    """The model of a form."""
     return {"gru": GRUTranslator, "lstm": LSTMTranslator}[config.form](config)
 
 

@@ -43,7 +43,6 @@ class TransformerConfig(Tables, TransformerShape):
 
     @property
     def layer(self) -> ModelConfig:
-        """The configuration of each layer."""
         return ModelConfig(
             vocab_size=self.target_vocab_size,
             hidden_size=self.hidden_size,

@@ -28,7 +28,6 @@ class Part:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The page as Markdown."""
     lines = [f"# {result['title']}", "", result["about"]]
     for part in parts(result):
         if not (part.words or part.rows):
@@ -54,7 +53,6 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Part]:
-    """The sections, in order."""
     rows, columns = result["rows"], result["columns"]
     groups = dict.fromkeys(row["group"] for row in rows.values())
     for group in groups:

@@ -70,7 +70,6 @@ class ExportReport:
         return f"ExportReport({self.file}: {self.lines()[1]})"
 
     def lines(self) -> list[str]:
-        """The report in a few lines."""
         where = self.compared_on or "random pieces, for want of texts"
         same = "" if self.agreement is None else f"agreement {self.agreement:.2%}, "
         found = [

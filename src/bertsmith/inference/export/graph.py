@@ -57,7 +57,6 @@ class Graph:
         self.read: dict[str, np.ndarray] = {}
 
     def made(self, head: Head) -> ModelProto:
-        """The whole model."""
         from onnx import TensorProto, checker, helper, numpy_helper
 
         rows = ("batch", "options", "length") if head == "choice" else ("batch", "length")
@@ -127,7 +126,6 @@ class Graph:
         return self.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=eps)
 
     def gelu(self, x: str) -> str:
-        """The activation of the layers."""
         how = "tanh" if self.config.activation == "gelu_tanh" else "none"
         return self.add("Gelu", x, approximate=how)
 

@@ -259,7 +259,6 @@ class DuplicateLines:
         self.repeated: dict[int, str] = {}  # hash -> line, from its second copy on
 
     def add(self, lines: Iterable[str]) -> None:
-        """Count some lines."""
         counts = self.counts
         for line in lines:
             digest = blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -64,7 +64,6 @@ class LetterCounts:
         self.counts: Counter[str] = Counter()  # "e", or "\u0915\u094d" for a mark on its letter
 
     def add(self, texts: Iterable[str]) -> None:
-        """Count the letters of some texts."""
         # The line break in front is what a mark at the very beginning stands on.
         joined = unicodedata.normalize("NFC", "\n" + "\n".join(texts))
         occurrences = np.bincount(

@@ -34,7 +34,6 @@ class Epochs:
         return self.epoch(position.epoch)[position.index]
 
     def advance(self, position: Position) -> Position:
-        """The position of the next batch."""
         if position.index + 1 < self.per_epoch:
             return Position(position.epoch, position.index + 1)
         return Position(position.epoch + 1, 0)

@@ -110,7 +110,6 @@ def in_tiles(dtype: Any) -> bool:
 
 
 def int64(number: int) -> ir.Constant:
-    """An integer of 64 bits."""
     return ir.Constant(WIDE, number)
 
 

@@ -71,7 +71,6 @@ class TaskType:
     # --- files to data
 
     def find_file(self, task: Task, data: Path, split: str) -> Path | None:
-        """Find the file of a split in `data`."""
         return find_file(task, data, split)
 
     def is_labelled(self, path: Path, task: Task) -> bool:
