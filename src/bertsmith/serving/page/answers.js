@@ -4,7 +4,7 @@
 // `ask(path, body)` is the server's answer by one model, `answer` makes an element of it.
 
 import {
-  bars, capitalized, chance, element, lines, marked, note, part, percent, signed,
+  bars, capitalized, chance, element, group, lines, marked, note, part, percent, signed,
 } from "./elements.js";
 
 const MASK = "[MASK]";
@@ -61,7 +61,7 @@ function filledEach(text, masks) {
       bars(candidates.map((own, rank) => chance(own.token, own.probability, rank === 0))),
     ),
   );
-  return element("div", {}, filledText(text, best), parts);
+  return group(filledText(text, best), parts);
 }
 
 function filledTogether(text, fillings) {
@@ -72,9 +72,7 @@ function filledTogether(text, fillings) {
     text: percent(probability),
     best: rank === 0,
   }));
-  return element(
-    "div",
-    {},
+  return group(
     filledText(text, fillings[0].tokens),
     part("Likeliest fillings", bars(rows), note("The length of a bar is relative to the first.")),
   );
@@ -137,13 +135,13 @@ export const classify = {
     if (values.text_pair !== undefined) texts.text_pair = values.text_pair;
     if (values.method === "none") {
       const [found] = (await ask("v1/classify", texts)).answers;
-      return element("div", {}, labelled(found));
+      return group(labelled(found));
     }
     const options = { method: values.method };
     if (values.label && values.method !== "rollout") options.label = values.label;
     const [found] = (await ask("v1/explain", { ...texts, ...options })).answers;
     const answer = typeof found.answer === "number" ? { score: found.answer } : found.answer;
-    return element("div", {}, labelled(answer), explained(found, texts));
+    return group(labelled(answer), explained(found, texts));
   },
 };
 
@@ -240,9 +238,7 @@ export const answer = {
       chance(hasAnswer ? found.text : "no answer", found.confidence, true),
       chance(hasAnswer ? "everything else" : "all spans of the context", 1 - found.confidence),
     ];
-    return element(
-      "div",
-      {},
+    return group(
       part(
         hasAnswer ? "Answer" : "No answer in this context",
         hasAnswer && element("p", { class: "figure", dir: "auto" }, found.text),
@@ -295,9 +291,7 @@ export const tag = {
         element("td", { class: "value" }, percent(found.confidences[number])),
       ),
     );
-    return element(
-      "div",
-      {},
+    return group(
       part(found.entities.length ? "Entities" : "No entity in this text", text, legend(told)),
       element(
         "details",
@@ -334,6 +328,6 @@ export const choose = {
     );
     const best = element("mark", {}, found.option);
     const text = element("p", { class: "text large", dir: "auto" }, `${values.prompt} `, best);
-    return element("div", {}, text, part("Options", bars(rows)));
+    return group(text, part("Options", bars(rows)));
   },
 };

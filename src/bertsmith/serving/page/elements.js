@@ -43,6 +43,10 @@ export function capitalized(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
 
+export function group(...children) {
+  return element("div", {}, ...children);
+}
+
 /** A part of an answer with its heading. */
 export function part(title, ...children) {
   return element("section", {}, element("h3", {}, title), ...children);

@@ -2,7 +2,7 @@
 // in the browser.
 
 import {
-  bars, element, heatTable, labelledSelect, lines, marked, note, part, percent, signed,
+  bars, element, group, heatTable, labelledSelect, lines, marked, note, part, percent, signed,
 } from "./elements.js";
 
 const ROW = 32; // pixels between two tokens of the lines
@@ -31,9 +31,7 @@ export const tokens = {
     });
     const chips = found.map((token) => chip(token, marks.get(token)));
     const told = `${found.length} tokens, of which this model reads ${model.max_tokens} at once`;
-    return element(
-      "div",
-      {},
+    return group(
       part("Text", text, note("Point at a token, or go to it by Tab: its characters are marked.")),
       part(told, element("ul", { class: "chips" }, chips)),
     );
@@ -99,12 +97,10 @@ export const attention = {
       }),
     );
     const isCut = found.tokens.length === MOST && note(`The first ${MOST} tokens, no more.`);
-    if (values.view === "rollout") return element("div", {}, rolledOut(found, buttons), isCut);
+    if (values.view === "rollout") return group(rolledOut(found, buttons), isCut);
     const chosen = chooseHead(found.attention, values);
     const shown = values.view === "matrix" ? matrix : linesBetween;
-    return element(
-      "div",
-      {},
+    return group(
       headControls(found.attention, chosen, change, model),
       shown(found.tokens, buttons, chosen.weights),
       isCut,
@@ -214,7 +210,7 @@ function linesBetween(names, buttons, weights) {
   );
   box.append(element("ul", {}, sources), picture, element("ul", {}, targets));
   look(null);
-  return element("div", {}, box, readout);
+  return group(box, readout);
 }
 
 const AT_REST = "Left reads right. Point at a token on the left, or go to it by Tab.";
@@ -236,7 +232,7 @@ function matrix(names, buttons, weights) {
     values: weights,
     shade: (weight) => weight / most,
   });
-  return element("div", {}, table, note(`The strongest is ${percent(most)}; a row sums to 100%.`));
+  return group(table, note(`The strongest is ${percent(most)}; a row sums to 100%.`));
 }
 
 function rolledOut({ rollout }, buttons) {
@@ -294,9 +290,7 @@ export const similarity = {
       digits: 2,
     });
     const [{ from, to, cosine }] = pairs;
-    return element(
-      "div",
-      {},
+    return group(
       table,
       note(`The faintest is the lowest, ${signed(lowest, 2)}.`),
       part(
