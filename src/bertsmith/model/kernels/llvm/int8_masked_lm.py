@@ -64,6 +64,7 @@ from bertsmith.model.kernels.llvm.vector_rows import (
     finished_rows,
     fma,
     larger,
+    load_chunk,
     polynomial,
     quantize_row,
     spread,
@@ -172,7 +173,7 @@ def add_multiples(builder, one, two, factor, length):
     with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
         for target, source in (one, two):
             place = chunk_at(builder, target, loop.index)
-            numbers = builder.load(chunk_at(builder, source, loop.index), align=1)
+            numbers = load_chunk(builder, source, loop.index)
             total = fma(builder, factor, numbers, builder.load(place, align=1))
             builder.store(total, place, align=1)
 

@@ -34,6 +34,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     emitted,
     finished_block,
     int64,
+    load_row,
 )
 from bertsmith.model.kernels.numbers import (
     EDGE,
@@ -66,8 +67,7 @@ def spread_at(builder: Any, start: Any, number: Any) -> Any:
 
 def bf16_chunk(builder: Any, start: Any, chunk: Any) -> Any:
     """16 numbers of bf16 as float32."""
-    place = builder.gep(start, [builder.mul(chunk, int64(2 * LANES))])
-    halves = builder.load(builder.bitcast(place, HALVES.as_pointer()), align=1)
+    halves = load_row(builder, start, int64(2 * LANES), chunk, HALVES)
     bits = builder.shl(builder.zext(halves, INTEGERS), ir.Constant(INTEGERS, [16] * LANES))
     return builder.bitcast(bits, VECTOR)
 
@@ -76,10 +76,15 @@ def _constants(number: Any) -> ir.Constant:
     return ir.Constant(VECTOR, [float(number)] * LANES)
 
 
-def chunk_at(builder: Any, start: Any, chunk: Any, like: Any = VECTOR) -> Any:
+def chunk_at(builder: Any, start: Any, chunk: Any) -> Any:
     """The address of the chunk of 16 numbers with that number."""
     own = builder.gep(start, [builder.mul(chunk, int64(4 * LANES))])
-    return builder.bitcast(own, like.as_pointer())
+    return builder.bitcast(own, VECTOR.as_pointer())
+
+
+def load_chunk(builder: Any, start: Any, chunk: Any) -> Any:
+    """The chunk of 16 float32 with that number."""
+    return builder.load(chunk_at(builder, start, chunk), align=1)
 
 
 def store_chunk(builder: Any, value: Any, start: Any, chunk: Any, dtype: Any) -> None:
@@ -125,7 +130,7 @@ def _sum(builder: Any, start: Any, chunks: Any, add: Any) -> Any:
     """`add`(total, numbers, chunk's number) over all chunks; the total of 16, from 0."""
     total = cgutils.alloca_once_value(builder, _constants(0))
     with cgutils.for_range(builder, chunks) as loop:
-        numbers = builder.load(chunk_at(builder, start, loop.index), align=1)
+        numbers = load_chunk(builder, start, loop.index)
         builder.store(add(builder.load(total), numbers, loop.index), total)
     return _lanes(builder, builder.load(total))
 
@@ -169,9 +174,7 @@ def normalize_row(builder, row, weight, bias, length, eps):
     with cgutils.for_range(builder, chunks) as loop:
         place = chunk_at(builder, row, loop.index)
         x = builder.fmul(builder.fsub(builder.load(place, align=1), mean), scale)
-        w, b = (
-            builder.load(chunk_at(builder, start, loop.index), align=1) for start in (weight, bias)
-        )
+        w, b = (load_chunk(builder, start, loop.index) for start in (weight, bias))
         builder.store(fma(builder, x, w, b), place, align=1)
 
 
@@ -183,7 +186,7 @@ def scalar_product(builder, a, b, length):
     with cgutils.for_range(builder, pairs) as loop:
         for half, total in enumerate(totals):  # two sums, so that neither waits for the other
             chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-            x, y = (builder.load(chunk_at(builder, start, chunk), align=1) for start in (a, b))
+            x, y = (load_chunk(builder, start, chunk) for start in (a, b))
             builder.store(fma(builder, x, y, builder.load(total)), total)
     return _lanes(builder, builder.fadd(*map(builder.load, totals)))
 
@@ -203,9 +206,9 @@ def exponential_row(builder, row, length, scale, dtype, target):
     lowest, zero = _constants(-1e30), _constants(0)
     top = cgutils.alloca_once_value(builder, lowest)
     with cgutils.for_range(builder, last) as loop:
-        numbers = builder.load(chunk_at(builder, row, loop.index), align=1)
+        numbers = load_chunk(builder, row, loop.index)
         builder.store(larger(builder, numbers, builder.load(top)), top)
-    numbers = builder.load(chunk_at(builder, row, last), align=1)
+    numbers = load_chunk(builder, row, last)
     numbers = builder.select(outside, lowest, numbers)
     numbers = larger(builder, numbers, builder.load(top))
     factor = builder.fmul(scale, ir.Constant(FLOAT, float(LOG2_E)))
@@ -214,7 +217,7 @@ def exponential_row(builder, row, length, scale, dtype, target):
     total = cgutils.alloca_once_value(builder, zero)
 
     def exponential(chunk: Any) -> Any:
-        x = builder.load(chunk_at(builder, row, chunk), align=1)
+        x = load_chunk(builder, row, chunk)
         return _power_of_two(builder, fma(builder, x, factor, offset))
 
     def finish(power: Any, chunk: Any) -> None:
@@ -266,10 +269,9 @@ def powers_row(builder, row, shift, tops, weights, dtype, target, length):
     shift = spread(builder, shift)
     total = cgutils.alloca_once_value(builder, _constants(0))
     with cgutils.for_range(builder, builder.sdiv(length, int64(LANES))) as loop:
-        x = builder.load(chunk_at(builder, row, loop.index), align=1)
+        x = load_chunk(builder, row, loop.index)
         x = fma(builder, x, _constants(LOG2_E), shift)
-        top = builder.load(chunk_at(builder, tops, loop.index), align=1)
-        weight = builder.load(chunk_at(builder, weights, loop.index), align=1)
+        top, weight = (load_chunk(builder, start, loop.index) for start in (tops, weights))
         power = builder.fmul(_power_of_two(builder, builder.fsub(x, top)), weight)
         store_chunk(builder, power, target, loop.index, dtype)
         builder.store(builder.fadd(builder.load(total), power), total)
@@ -283,7 +285,7 @@ def round_block(builder, sums, count, dtype, target, step):
         place = builder.gep(target, [builder.mul(loop.index, step)])
         for half in (0, 1):
             chunk = builder.add(builder.mul(loop.index, int64(2)), int64(half))
-            numbers = builder.load(chunk_at(builder, sums, chunk), align=1)
+            numbers = load_chunk(builder, sums, chunk)
             store_chunk(builder, numbers, place, int64(half), dtype)
 
 
@@ -310,11 +312,11 @@ def quantize_row(builder, dtypes, row, factors, target, length):
     chunks = builder.sdiv(length, int64(LANES))
 
     def read(chunk: Any) -> Any:
-        is_bf16, place = source_like == types.uint16, chunk_at(builder, row, chunk)
-        numbers = bf16_chunk(builder, row, chunk) if is_bf16 else builder.load(place, align=1)
+        of_row = bf16_chunk if source_like == types.uint16 else load_chunk
+        numbers = of_row(builder, row, chunk)
         if factors is None:
             return numbers
-        return builder.fmul(numbers, builder.load(chunk_at(builder, factors, chunk), align=1))
+        return builder.fmul(numbers, load_chunk(builder, factors, chunk))
 
     if target_like in (types.float32, types.uint16):
         with cgutils.for_range(builder, chunks) as loop:
@@ -364,8 +366,7 @@ def finished_rows(rows: Any, ranges: Any, vectors: Any, target: Any, ended: Any)
         line_0, step = target
         chunks = [int64(column // LANES + n) for n in range(len(sums[0]))]
         scales, totals, biases = (
-            [builder.load(chunk_at(builder, start, chunk), align=1) for chunk in chunks]
-            for start in vectors
+            [load_chunk(builder, start, chunk) for chunk in chunks] for start in vectors
         )
         for r, own in enumerate(sums):
             row = builder.add(first, int64(r))
@@ -403,8 +404,7 @@ def linear_block(builder, dtypes, a, b, sums, shape, ranges, vectors, target, en
         for n, value in enumerate(values):
             chunk = int64(first + n)
             if ending == RESIDUAL:
-                before = builder.load(chunk_at(builder, line, chunk), align=1)
-                value = builder.fadd(before, value)
+                value = builder.fadd(load_chunk(builder, line, chunk), value)
             elif ending != PLAIN:
                 approximate = "none" if ending == GELU else "tanh"
                 curve = curves(approximate)[0] if is_float else short_curve(approximate)

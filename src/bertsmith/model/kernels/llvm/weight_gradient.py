@@ -39,6 +39,7 @@ from bertsmith.model.kernels.llvm.blocks import (
     finished_block,
     int64,
     integer_dtype,
+    load_row,
     transpose_words,
     zeros,
 )
@@ -68,24 +69,20 @@ def add_token_block(builder, dtype, a, a_step, b, b_step, groups, scales, starts
     as of `finished_block`. To the sums `starts` int32 [32] is added, and they are multiplied by two
     `scales` float32 [32], of the rows and of the columns.
     """
-    of_rows, of_columns = scales
-
-    def some(array: Any, number: Any, kind: Any) -> Any:
-        place = builder.gep(array, [builder.mul(number, int64(4))])
-        return builder.load(builder.bitcast(place, kind.as_pointer()), align=1)
+    (of_rows, of_columns), four = scales, int64(4)
 
     def finish(builder: Any, sums: Any, first: Any, column: int) -> None:
         columns = [int64(column + LANES * n) for n in range(len(sums[0]))]
-        shifts = [some(starts, where, INTEGERS) for where in columns]
-        factors = [some(of_columns, where, VECTOR) for where in columns]
+        shifts = [load_row(builder, starts, four, where, INTEGERS) for where in columns]
+        factors = [load_row(builder, of_columns, four, where, VECTOR) for where in columns]
         for r, row in enumerate(sums):
             number = builder.add(first, int64(r))
-            of_row = spread(builder, some(of_rows, number, FLOAT))
+            of_row = spread(builder, load_row(builder, of_rows, four, number, FLOAT))
             line = builder.gep(c, [builder.mul(number, int64(4 * COLUMNS))])
             for where, shift, factor, value in zip(columns, shifts, factors, row, strict=True):
                 value = builder.sitofp(builder.add(value, shift), VECTOR)
                 scale = builder.fmul(of_row, factor)
-                place = builder.gep(line, [builder.mul(where, int64(4))])
+                place = builder.gep(line, [builder.mul(where, four)])
                 place = builder.bitcast(place, VECTOR.as_pointer())
                 total = fma(builder, value, scale, builder.load(place, align=1))
                 builder.store(total, place, align=1)
