@@ -120,7 +120,7 @@ class ServedModel:
         return self.predictor.processor.threads if self.is_native else 1
 
     def entry(self) -> ModelEntry:
-        """As /v1/models lists it."""
+        """Its entry in /v1/models."""
         config, own = self.predictor.config, self.predictor.processor
         is_tuned = self.methods[0] in ANSWERS
         names = self.predictor.model_task.label_names if is_tuned else ()
