@@ -31,6 +31,15 @@ Bonn NNP I-NP I-LOC
 """
 
 
+def test_the_tag_of_another_column(tmp_path):
+    """As the probe reads parts of speech."""
+    path = write(tmp_path / "a.conll", "Ann\tNNP \tI-NP\nsings\tVBZ\tI-VP\n")
+    assert read_sentences(path, scheme="plain", tag_column=1).tags == ["NNP", "VBZ"]
+    path = write(tmp_path / "b.conll", "Ann\t\tI-NP\n")
+    with pytest.raises(ValueError, match="b.conll:1: an empty word or tag"):
+        read_sentences(path, scheme="plain", tag_column=1)
+
+
 def test_four_columns_and_documents(tmp_path):
     sentences = read_sentences(write(tmp_path / "eng.train", NEWS))
     assert sentences.words == ["EU", "rejects", "Peter", "Blackburn", "Bonn"]

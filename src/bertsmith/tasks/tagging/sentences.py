@@ -138,11 +138,12 @@ def read_sentences(
     need_tags: bool = True,
     scheme: Scheme | None = None,
     columns: tuple[str, str] = ("tokens", "tags"),
+    tag_column: int = -1,
 ) -> Sentences:
     """Read a file of CoNLL columns, or a table, by its `columns` of words and of tags.
 
     `need_tags=False` reads the words only; a line may then be a word alone. `scheme`: None = found
-    by reading.
+    by reading. `tag_column`: of CoNLL columns the one of the tags, the word being 0.
 
     Errors: ValueError, one line with file and line, for a missing or empty file, a .json, rows that
     do not match the first, tokens that do not match their tags, texts in place of tags, a table of
@@ -160,7 +161,7 @@ def read_sentences(
     if is_table(path, columns if need_tags else columns[:1]):
         _read_table(path, need_tags, columns, found)
     else:
-        _read_columns(path, need_tags, found)
+        _read_columns(path, need_tags, found, tag_column)
     return check_words(found.sentences(scheme, str(path)))
 
 
@@ -246,8 +247,8 @@ class Columns:
         )
 
 
-def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
-    num_columns, min_columns = 0, 1 + need_tags
+def _read_columns(path: Path, need_tags: bool, found: Columns, tag_column: int) -> None:
+    num_columns, min_columns = 0, max(1 + need_tags, 1 + tag_column)
     hint = "the word first, its tag last, an empty line after a sentence"
     if not need_tags:
         hint = "a word a line; sentences of words with blanks between are read from a .txt"
@@ -265,9 +266,10 @@ def _read_columns(path: Path, need_tags: bool, found: Columns) -> None:
         if len(cells) != num_columns or num_columns < min_columns:
             expected = max(num_columns, min_columns)
             raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {hint}")
-        tag = cells[-1].strip(" ")  # between tabs blanks would be a part of it, which nobody sees
-        if " " in tag:
-            raise ValueError(f"{where}: the last column holds {tag!r:.60}, not a tag: {hint}")
+        if " " in cells[-1].strip(" "):
+            raise ValueError(f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {hint}")
+        # between tabs blanks would be a part of a tag, which nobody sees
+        tag = cells[tag_column].strip(" ")
         if not cells[0] or not tag:
             raise ValueError(f"{where}: an empty word or tag: fill it in")
         found.words.append(cells[0])
