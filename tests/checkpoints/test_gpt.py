@@ -240,7 +240,7 @@ def test_what_a_gpt_cannot_be(openai, tmp_path):
         ModelConfig(60, family="gpt", type_vocab_size=0)
     with pytest.raises(ValueError, match="pre_norm: BERT has that, gpt has not"):
         ModelConfig(60, family="gpt", type_vocab_size=0, causal=True, pre_norm=True)
-    with pytest.raises(ValueError, match="left-to-right model, which google-research/bert does"):
+    with pytest.raises(ValueError, match="GPT, which google-research/bert does"):
         convert(openai[0], tmp_path / "google", "tensorflow")
     with pytest.raises(ValueError, match="the vocabulary of a GPT is not extended"):
         extend_model(openai[0], tmp_path / "new", [Addition("a1", 3)], np.ones(60, np.int64))

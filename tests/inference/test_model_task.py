@@ -152,7 +152,7 @@ def test_a_model_of_questions_may_be_told_that_some_have_no_answer(tmp_path):
     assert 'write "bertsmith": {"task": "squad2"} into its config.json' in reason
     assert result["metrics"]["no_answer_exact_match"] == 0
     shown = bertsmith("evaluate", answerer, "--data", data)
-    assert "no_answer_exact_match 0.0000  (no value, counts 0: the model was not made for" in shown
+    assert "no_answer_exact_match  0.0000  (no value, counts 0: the model was not made for" in shown
 
     tell(answerer, {"task": "squad2", "thresholds": {"null_threshold": -1e6}})
     result = evaluate(answerer, data)

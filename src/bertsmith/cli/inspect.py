@@ -139,9 +139,9 @@ def run_report(settings: Report) -> None:
     out = settings.out or folder / "report.html"
     if not out.suffix and not out.is_dir():
         out = out.with_suffix(".html")
+    check_outputs((), {"--out": out})
     if out.suffix not in ("", ".html", ".htm"):
         raise ValueError(f"{out}: a report is HTML: end `out` in .html")
-    check_outputs((), {"--out": out})
     kinds = {
         "pretrain": PretrainSettings(),
         "finetune": FinetuneSettings(),
