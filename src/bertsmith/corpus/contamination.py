@@ -18,6 +18,7 @@ import numpy as np
 
 from bertsmith.base.files import nearby, parse_json
 from bertsmith.base.processes import map_in_order
+from bertsmith.base.terminal import counted
 from bertsmith.corpus.build.batches import Batch
 from bertsmith.corpus.dedup import ngram_hashes, word_hashes
 from bertsmith.text.readers.files import MAX_ROW, file_kind, raw_lines, read_lines, unpacked_name
@@ -195,7 +196,7 @@ def _sentences(path: Path) -> Iterator[str]:
         columns = columns or max(len(cells), 2)
         if len(cells) != columns:
             raise ValueError(
-                f"{path}:{number}: unknown type: {len(cells)} columns, where CoNLL columns "
-                f"would be {columns}: rename it .txt or .json"
+                f"{path}:{number}: unknown type: {counted(len(cells), 'column')}, where CoNLL "
+                f"columns would be {columns}: rename it .txt or .json"
             )
         words.append(cells[0])

@@ -169,7 +169,7 @@ def tagged(tokens, **tags):
     [
         ("a.txt", "", "a.txt: no words in this file"),
         ("a.txt", "-DOCSTART- O\n\n", "a.txt: no words in this file"),
-        ("a.txt", "Ann\n", "a.txt:1: 1 columns, expected 2: the word first, its tag last"),
+        ("a.txt", "Ann\n", "a.txt:1: 1 column, expected 2: the word first, its tag last"),
         ("a.txt", "Ann x O\n\nBob O\n", "a.txt:3: 2 columns, expected 3"),
         ("a.txt", "Ann\tO\n\tO\n", "a.txt:2: an empty word or tag"),
         ("a.tsv", "1\tAnn sings\n", "a.tsv:1: the last column holds 'Ann sings', not a tag: the"),

@@ -28,6 +28,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.checkpointing import SeedCheckpoint, checkpoints_in
 from bertsmith.training.finetuning import run as run_summary
 from bertsmith.training.finetuning.run import collapse, notable_examples, train_seeds
+from bertsmith.training.finetuning.settings import Provenance
 from bertsmith.training.finetuning.trainer import Trainer
 
 
@@ -484,3 +485,19 @@ def test_other_weights_to_start_from_are_refused(
     save_file({name: weight + 1 for name, weight in weights.items()}, start / "model.safetensors")
     with pytest.raises(ValueError, match="unfinished run of other settings .model_sha256"):
         train_seeds(moving, tmp_path / "run", settings, [1])
+
+
+def test_a_stopped_run_goes_on_when_its_files_have_moved(
+    trainer, model_folder, settings, tmp_path, stopped, capsys
+):
+    moved = replace(trainer, start=replace(trainer.start, folder=tmp_path / "moved"))
+    here, there = (
+        Provenance(data={"data": name, "dev": "10% of train", "data_sha256": {"train": "ab12"}})
+        for name in ("t.csv", "/home/ada/t.csv")
+    )
+    stopped(2, train_seeds, trainer, tmp_path / "run", settings, [1], provenance=here)
+    shutil.copytree(model_folder, tmp_path / "moved")
+    train_seeds(moved, tmp_path / "run", settings, [1], provenance=there)
+    assert "going on with the run that was stopped here" in capsys.readouterr().err
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["settings"]["data"] == "/home/ada/t.csv"

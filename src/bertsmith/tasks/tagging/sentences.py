@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.files import nearby, write_text
+from bertsmith.base.terminal import counted
 from bertsmith.tasks.answer_files import COLUMN, read_texts, text_lines
 from bertsmith.tasks.answer_tables import rounded
 from bertsmith.tasks.features import cumulate
@@ -265,7 +266,9 @@ def _read_columns(path: Path, need_tags: bool, found: Columns, tag_column: int) 
         num_columns = num_columns or len(cells)
         if len(cells) != num_columns or num_columns < min_columns:
             expected = max(num_columns, min_columns)
-            raise ValueError(f"{where}: {len(cells)} columns, expected {expected}: {hint}")
+            raise ValueError(
+                f"{where}: {counted(len(cells), 'column')}, expected {expected}: {hint}"
+            )
         if " " in cells[-1].strip(" "):
             raise ValueError(f"{where}: the last column holds {cells[-1]!r:.60}, not a tag: {hint}")
         # between tabs blanks would be a part of a tag, which nobody sees

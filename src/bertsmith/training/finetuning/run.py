@@ -138,8 +138,9 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
     has_trained, here = begun_settings(run) is not None, json.loads(json.dumps(record["settings"]))
     if run.kind() is not None:
         there = run.settings()["settings"]
-        # numbers may differ a little on another machine, and seeds may be added
-        free = (*MACHINE, "seeds")
+        # numbers may differ a little on another machine, seeds may be added, files may have moved:
+        # what is in them is compared by `model_sha256` and `data_sha256`
+        free = (*MACHINE, "seeds", "model", "data", "dev")
         other = [name for name in here if name not in free and there.get(name) != here[name]]
         listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
         listed = f" of other settings ({listed})" if other else ""
