@@ -17,6 +17,7 @@ from bertsmith.base import VERSION
 from bertsmith.checkpoints.model_folder import BareModel
 from bertsmith.inference.engines.processor import Processor, choose_processor
 from bertsmith.inference.engines.runner import Runner
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.serving.models import ServedModel, ServedPredictor
 from bertsmith.serving.operations import operations_of
@@ -145,6 +146,28 @@ def test_attention(app):
     assert sum(found["rollout"]) == pytest.approx(1, abs=1e-4)
     (cut,) = posted(app, "/v1/attention", text="cat " * 500)
     assert len(cut["tokens"]) == 32
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_attention_sees_what_the_model_sees(tmp_path, directions):
+    """A left-to-right model nothing right of a token, one that also reads from the right nothing
+    left of it with the other half of its heads."""
+    tokenizer = piece_tokenizer("the cat sat on a mat")
+    sizes = len(tokenizer.vocabulary), 32, 2, 4, 64, 32
+    config = ModelConfig(*sizes, causal=True, directions=directions)
+    folder = random_model(tmp_path / "ltr", tokenizer, BareModel, config=config)
+    model = ServedModel.open("ltr", folder, choose_processor("cpu", "float32"))
+    found = model.call("attention", masked=())([("the cat sat",), ("the cat mat",)], 1)
+    weights, changed = (one["attention"] for one in found)
+    assert weights.shape == (2, 4, 5, 5)
+    assert np.allclose(weights.sum(axis=-1), 1, atol=1e-3)
+    left, right = np.split(weights, [4 // directions], axis=1)
+    assert not np.triu(left, 1).any() and not np.tril(right, -1).any()
+    # the fourth token is another: only what has read it is
+    own, theirs = np.split(changed, [4 // directions], axis=1)
+    assert np.array_equal(own[:, :, :3], left[:, :, :3])
+    assert not np.array_equal(own[:, :, 3:], left[:, :, 3:])
+    assert np.array_equal(theirs[:, :, 4:], right[:, :, 4:])
 
 
 REFUSED = {

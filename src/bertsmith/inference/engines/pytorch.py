@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bertsmith.base.terminal import OnBatch, ignore
 from bertsmith.checkpoints.model_folder import CLASSES, load_model
 from bertsmith.inference.engines.processor import Processor
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.directions import encoders
 from bertsmith.tasks.features import Features
 from bertsmith.tasks.vectors import Pool
@@ -130,23 +131,35 @@ class TorchModel:
 
     def attention_probabilities(self, row: Features) -> list[np.ndarray]:
         """The weights of each layer, [A, T, T] of one row, in float32: again from queries and keys,
-        for the kernels keep none."""
-        encoder, heads = self.model.encoder, (self.model.config.num_heads, -1)
-        layers = (layer.qkv for layer in encoder.layers)
+        for the kernels keep none. Of two directions the heads of the left stand first; what the
+        right has read backwards stands in the row's own order."""
+        encoder = self.model.encoder
+        read = encoders(encoder)
+        layers = [layer.qkv for one in read for layer in one.layers]
         with torch.inference_mode(), self.hooking, kept_outputs(layers) as kept:
             encoder(*self._alone(row))
-            found = []
-            for qkv_1TH in kept:
-                q_TH, k_TH, _ = qkv_1TH[0].chunk(3, dim=1)
-                q_ATD, k_ATD = (x.unflatten(1, heads).transpose(0, 1) for x in (q_TH, k_TH))
-                scores_ATT = q_ATD @ k_ATD.transpose(1, 2) / math.sqrt(q_ATD.shape[2])
-                found.append(scores_ATT.softmax(dim=2).cpu().numpy())
-        return found
+            found = [attention_weights(qkv_1TH[0], read[0].config) for qkv_1TH in kept]
+        if len(read) == 1:
+            return found
+        half = len(found) // 2
+        pairs = zip(found[:half], found[half:], strict=True)
+        return [np.concatenate([left, right[:, ::-1, ::-1]]) for left, right in pairs]
 
     def _alone(self, row: Features) -> Iterator[Tensor]:
         """Ids and types [1, T] of one row on the model's device."""
         device = next(self.model.parameters()).device
         return (torch.from_numpy(part[None]).to(device) for part in (row.ids, row.token_types))
+
+
+def attention_weights(qkv_TH: Tensor, config: ModelConfig) -> np.ndarray:
+    """The weights [A, T, T] of a layer that reads one row, from its queries, keys and values."""
+    heads = config.num_heads, -1
+    q_TH, k_TH, _ = qkv_TH.chunk(3, dim=1)
+    q_ATD, k_ATD = (x.unflatten(1, heads).transpose(0, 1) for x in (q_TH, k_TH))
+    scores_ATT = q_ATD @ k_ATD.transpose(1, 2) / math.sqrt(q_ATD.shape[2])
+    if config.causal:  # no key right of the query
+        scores_ATT = scores_ATT + torch.full_like(scores_ATT[0], -torch.inf).triu(1)
+    return scores_ATT.softmax(dim=2).cpu().numpy()
 
 
 @contextmanager
