@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 import bertsmith
+from bertsmith.checkpoints.model_folder import BareModel
 from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
 from bertsmith.serving.batching import Busy
 from bertsmith.serving.models import ServedModel
 from bertsmith.serving.operations import operations_of
+from bertsmith.text.tokenizer.bytepair import BytePairTokenizer
 
+from ..gpt import library
 from ..tiny import random_model, write
 from .serving_tools import application, ask, metrics, until
 from .small_models import LONG, TEXTS, TOKENIZER, same
@@ -252,6 +256,22 @@ def test_tokens_and_back(post, folders):
     for wrong in ([[5, 99]], [99]):
         assert post("/decode", {"ids": wrong}, "vectors").status == 422
     assert post("/decode", {"ids": [5, [6]]}, "vectors").status == 422
+
+
+def test_the_tokens_of_a_gpt_and_back(tmp_path):
+    library().model.save(str(tmp_path))
+    tokenizer = BytePairTokenizer.from_pretrained(tmp_path).with_borders()
+    kind = {"family": "gpt", "causal": True, "type_vocab_size": 0, "activation": "gelu_tanh"}
+    config = ModelConfig(len(tokenizer.vocabulary), 32, 1, 2, 128, 32, **kind)
+    folder = random_model(tmp_path / "gpt", tokenizer, BareModel, config=config)
+    model = ServedModel.open("gpt", folder, choose_processor("cpu", "float32"))
+    with application({"gpt": model}, operations_of) as app:
+        (tokens,) = ask(app, "POST", "/tokenize", {"inputs": "Old ☃ cats"}).body
+        ids = [token["id"] for token in tokens]
+        whole = {"ids": ids, "skip_special_tokens": False}
+        given = ask(app, "POST", "/decode", {"ids": ids})
+        assert (given.status, given.body) == (200, ["old cats"])
+        assert ask(app, "POST", "/decode", whole).body == [tokenizer.decode(ids)]
 
 
 def test_the_main_route_is_the_models(post):

@@ -413,13 +413,15 @@ async def tokenize(app: Application, request: Request, body: TokenizeInputs) -> 
 async def decode(app: Application, request: Request, body: DecodeIds) -> list[str]:
     model = app.model(body.model, "embed")
     tokenizer = model.predictor.tokenizer
+    vocabulary = tokenizer.vocabulary
     listed: list[Any] = [body.ids] if is_ids(body.ids) else body.ids
     check_texts(app, listed, "ids")
     if any(isinstance(ids, int) for ids in listed):
         raise mismatch("ids beside lists of ids", "ids")
-    hidden = (
-        [tokenizer.vocabulary.ids[name] for name in SPECIAL] if body.skip_special_tokens else []
-    )
+    hidden = set()
+    if body.skip_special_tokens:  # a GPT's are none of BERT's
+        hidden = {vocabulary.ids[name] for name in SPECIAL if name in vocabulary.ids}
+        hidden |= {vocabulary.unk_id, *(vocabulary.borders or ())}
     try:
         texts = [tokenizer.decode([k for k in ids if k not in hidden]) for ids in listed]
     except ValueError as error:
