@@ -188,6 +188,20 @@ def test_texts_to_classify_that_are_too_long(post, folders):
     assert refused.body["error"].endswith("must have less than 32 tokens. Given: 67")
 
 
+def test_pairs_that_are_read_in_both_orders(tmp_path):
+    about = {"kind": "regress", "text_pair": "second", "both_orders": "on"}
+    folder = random_model(tmp_path / "both", TOKENIZER, SequenceClassifier, 1, extra_config=about)
+    model = ServedModel.open("both", folder, choose_processor("cpu", "float32"))
+    pairs = [("ann left", "the cat sat on a mat"), ("who", "the cats")]
+    swapped = [pair[::-1] for pair in pairs]
+    expected = model.call("outputs")(pairs, 1)
+    for cut in ("none", "left"):  # as where the end would be cut: none is too long
+        for given in (pairs, swapped):
+            found = model.call("outputs", cut=cut)(given, 1)
+            same([outputs for outputs, _ in found], [outputs for outputs, _ in expected])
+            assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+
+
 def test_ranks(post, folders):
     scores = bertsmith.load(folders / "pairs").score(["who left"] * 3, TEXTS)
     order = np.argsort(scores)[::-1].tolist()

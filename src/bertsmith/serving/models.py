@@ -327,6 +327,9 @@ def _outputs(
             texts, *pairs = (list(column) for column in zip(*own, strict=True))
             whole = text_rows(predictor.tokenizer, texts, pairs[0] if pairs else None, encoding)
             rows = Features(**whole.fields(None, encoding))
+        elif encoding.both_orders == "on" and size == 2:
+            both = [pair for one, other in own for pair in ((one, other), (other, one))]
+            rows = replace(_rows(predictor.tokenizer, both, encoding.max_length, cut), orders=2)
         else:
             rows = _rows(predictor.tokenizer, own, encoding.max_length, cut)
         outputs = rows.pooled(predictor.outputs(rows), encoding.pool, are_classes)
