@@ -17,6 +17,7 @@ from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning, training_of
+from bertsmith.inference.embeddings.start import as_the_start
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
@@ -267,6 +268,14 @@ def test_a_start_with_vectors_keeps_its_way(tmp_path, folder, data):
     write(start / "modules.json", json.dumps(modules))
     line = refused(*words, "--out", tmp_path / "third")
     assert "start: its vectors have layers after the pooling (2_Dense), which are not tr" in line
+
+
+def test_a_start_that_reads_all_its_positions_still_does(tmp_path, folder):
+    start = shutil.copytree(folder, tmp_path / "start")
+    write_pooling(start, ContrastiveSettings(max_length=16), 32)
+    assert as_the_start(start, ContrastiveSettings(), ())[0].max_length == 16
+    given = ContrastiveSettings(max_length=8)
+    assert as_the_start(start, given, ["max_length"])[0].max_length == 8
 
 
 def test_the_default_prompt_of_the_start_stands_before_every_text():

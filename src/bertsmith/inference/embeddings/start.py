@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.inference.embeddings.pooling import (
     PROMPTS_FILE,
@@ -30,7 +31,7 @@ def as_the_start(
     _check_trainable(trained, load_tokenizer(start).normalization.lowercase)
     theirs = {
         "pool": trained.pool or "mean",
-        "max_length": trained.max_length or settings.max_length,
+        "max_length": trained.max_length or read_config(start).max_positions,
     }
     theirs = {name: value for name, value in theirs.items() if name not in given}
     if theirs.get("pool", "mean") not in ("mean", "cls"):
