@@ -212,7 +212,7 @@ def read_toml(kind: type[Settings], path: Path) -> Settings:
 def toml_values(path: Path) -> dict[str, Any]:
     """The content of a TOML file. Errors: ValueError that names the file, and line or byte."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # as `read_json`
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
     except UnicodeDecodeError as error:

@@ -64,6 +64,13 @@ def test_a_recipe_of_ones_own_gives_way_too(tmp_path):
     assert recipe_of(file, "--batch-size", "64").micro_batch_size == 32
 
 
+def test_a_recipe_out_of_an_editor_of_windows_is_read(tmp_path):
+    """Which begins a file with a mark, and ends its lines in its own way."""
+    file = write(tmp_path / "mine.toml", b'\xef\xbb\xbfsteps = 7\r\nsize = "mini"\r\n')
+    recipe, given = read_words(file)
+    assert (recipe.steps, recipe.size) == (7, "mini") and given == {"steps", "size"}
+
+
 def test_beside_a_model_to_go_on_from_a_recipe_has_no_shape():
     recipe, given = read_words("paper", "--model", "model")
     assert not SHAPE & given and {"phase2_length", "steps"} <= given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +18,7 @@ from bertsmith.base.settings import (
     check_bounds,
     nearest,
     read_toml,
+    toml_values,
 )
 from bertsmith.corpus.examples.settings import (
     MASK_SETTINGS,
@@ -393,8 +393,7 @@ def make_recipe(
     if isinstance(recipe, str | Path):
         settings = read_recipe(recipe)
         unused = _unused(settings, changes, base_model) - changes.keys()
-        text = recipe_file(recipe).read_text(encoding="utf-8")
-        in_file = tomllib.loads(text).keys() - unused - changes.keys()
+        in_file = toml_values(recipe_file(recipe)).keys() - unused - changes.keys()
     for alternatives in (BUDGETS, WARMUPS):  # one in `changes` replaces the recipe's
         if changes.keys() & set(alternatives):
             unused.update(alternatives)
