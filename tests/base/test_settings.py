@@ -26,6 +26,8 @@ class Recipe:
     steps: int | None = None
     dynamic: bool = True
     inputs: list[Path] = field(default_factory=list)
+    keep: tuple[int, ...] = ()
+    loggers: tuple[str, ...] | None = None
     optimizer: Optimizer = field(default_factory=Optimizer)
 
 
@@ -48,6 +50,10 @@ def test_a_toml_file_becomes_the_dataclass(tmp_path):
         ("corpus = 3", "corpus = 3: expected a path"),
         ('corpus = "c"\ninputs = "a"', "inputs = 'a': expected a list, such as [\"a\"]"),
         ('corpus = "c"\ninputs = 3', "inputs = 3: expected a list, such as [...]"),
+        ('corpus = "c"\nloggers = "a"', "loggers = 'a': expected a list, such as [\"a\"]"),
+        ('corpus = "c"\nkeep = [1, "500"]', "keep = '500': expected a whole number"),
+        ('corpus = "c"\nloggers = ["a", 1]', "loggers = 1: expected a text"),
+        ('corpus = "c"\n[optimizer]\nbetas = ["x"]', "betas = 'x': expected a number"),
         ("steps = 3", "missing setting corpus"),
         ("corpus = ", "not valid TOML: Invalid value (at end of document)"),
         (b'corpus = "\xe9"', "not UTF-8 text at byte 10"),

@@ -230,16 +230,17 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         raise ValueError(f"{where} = '': expected a path; the current folder is '.'")
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return from_mapping(hint, value, where)  # type: ignore[arg-type]
-    if origin is tuple and dataclasses.is_dataclass(parts[0]) and _fits(hint, value):
-        return tuple(_convert(parts[0], item, where) for item in value)
     for option in parts if origin in (typing.Union, types.UnionType) else (hint,):
         if _fits(option, value):
             kind = typing.get_origin(option) or option
             # TOML has no paths or tuples, and 1 stands for 1.0.
-            return kind(value) if kind in (Path, tuple, float, int) else value
+            if kind is tuple:
+                item = typing.get_args(option)[0]
+                return tuple(_convert(item, one, where) for one in value)
+            return kind(value) if kind in (Path, float, int) else value
     wanted = expected(hint)
-    if origin in (tuple, list):
-        wanted = f"a list, such as [{json.dumps(value) if _fits(parts[0], value) else '...'}]"
+    if item := _item(hint):
+        wanted = f"a list, such as [{json.dumps(value) if _fits(item, value) else '...'}]"
     raise ValueError(f"{where} = {value!r:.80}: expected {wanted}")
 
 
@@ -248,14 +249,21 @@ def expected(hint: Any) -> str:
 
     >>> expected(int | typing.Literal["auto"] | None), expected(typing.Literal["best", "last"])
     ('a whole number or auto', 'best or last')
-    >>> expected(tuple[int, ...])
-    'a whole number, or several'
+    >>> expected(tuple[int, ...]), expected(tuple[str, ...] | None)
+    ('a whole number, or several', 'a text, or several')
     """
-    if typing.get_origin(hint) in (list, tuple):
-        return f"{expected(typing.get_args(hint)[0])}, or several"
+    if item := _item(hint):
+        return f"{expected(item)}, or several"
     kinds = ((typing.get_origin(option) or option, option) for option in options(hint))
     words = [EXPECTED.get(kind) or getattr(kind, "__name__", word) for kind, word in kinds]
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _item(hint: Any) -> Any:
+    """The type of the items, where a type asks for a list or tuple alone; None elsewhere."""
+    found = options(hint)
+    is_list = len(found) == 1 and typing.get_origin(found[0]) in (list, tuple)
+    return typing.get_args(found[0])[0] if is_list else None
 
 
 def options(hint: Any) -> list[Any]:
