@@ -1,5 +1,6 @@
 """Interrupted runs go on bit for bit, on mixtures and grown stores too, or are refused."""
 
+import ast
 import os
 import random
 import shutil
@@ -14,6 +15,8 @@ import torch
 
 from bertsmith.base.files import read_json, write_json
 from bertsmith.checkpoints.run_folder import RunFolder
+from bertsmith.cli.flags import as_flags
+from bertsmith.cli.train import Pretrain
 from bertsmith.corpus.build.build import append_text, build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.mixture import open_corpus
@@ -234,13 +237,17 @@ def test_a_mixture_says_what_it_repeats(train, store_folder, other_folder, monke
 
 
 def test_another_mixture_is_no_resume(train, store_folder, other_folder):
-    train(corpus=[f"{store_folder}=1", f"{other_folder}=2"], steps=2)
+    mixed = [f"{store_folder}=1", f"{other_folder}=2"]
+    train(corpus=mixed, steps=2)
     thirds = [f"{store_folder}={1 / 3}", f"{other_folder}={2 / 3}"]  # to the last figure
     printed = open_corpus(thirds).folder.split()
     assert open_corpus(printed).fingerprint == open_corpus(thirds).fingerprint
     for sources in ([f"{store_folder}=2", f"{other_folder}=1"], store_folder, other_folder):
-        with pytest.raises(ValueError, match="trained on another corpus.*`corpus=.*=1 .*=2"):
+        with pytest.raises(ValueError, match="trained on another corpus.*`corpus=") as error:
             train(corpus=sources, resume=True)
+        said = str(error.value)
+        assert ast.literal_eval(said.partition("`corpus=")[2].removesuffix("`")) == mixed
+        assert as_flags(said, Pretrain).endswith(f" --corpus {' '.join(mixed)}")
 
 
 def test_a_run_goes_on_with_the_generation_on_which_it_began(

@@ -142,9 +142,11 @@ def _stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
             f"back, or start another run, with `model={str(run.path)!r}` if from its model"
         )
     if corpus["fingerprint"] != store.fingerprint:
+        path = corpus["path"]
+        sources = path.split(" ") if "stores" in corpus else path  # of a mixture a word each
         raise ValueError(
             f"{run.path} was trained on another corpus than {store.folder}: resume with "
-            f"`corpus={corpus['path']!r}`"
+            f"`corpus={sources!r}`"
         )
     return from_mapping(PretrainSettings, record["settings"], str(run.path / "run.json"))
 
