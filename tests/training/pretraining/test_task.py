@@ -270,19 +270,23 @@ PHASE_2 = "lower `phase2_length` (now 512)"
         (LEAST, f"{LENGTH}, or {SIZE}"),
         # phase 2, with a base model
         ({**LEAST, "sized": False, "phase": 2}, PHASE_2),
+        # 8 rows of 512, for which 32 of 128 are to be lowered
+        ({"rows": 8, "begun": True, "phase": 2, "max_length": 128}, f"{ROWS}, or {ANEW}"),
         ({"begun": True}, f"{ROWS}, or {ANEW}"),
         ({**LEAST, "begun": True}, "no setting of this run lowers it"),
     ],
-    ids=["all", "least", "phase 2", "fixed", "none"],
+    ids=["all", "least", "phase 2", "rows of phase 2", "fixed", "none"],
 )
 def test_out_of_memory_names_the_settings(changes, remedy):
     now = {"rows": 32, "phase": 1, "activation_checkpointing": False, "sized": True, "begun": False}
-    now |= changes
+    now |= {"max_length": 512, **changes}
     task = SimpleNamespace(
         rows_per_forward=now["rows"],
         phase=SimpleNamespace(number=now["phase"], length=512),
         settings=SimpleNamespace(
-            size="base", activation_checkpointing=now["activation_checkpointing"]
+            size="base",
+            max_length=now["max_length"],
+            activation_checkpointing=now["activation_checkpointing"],
         ),
     )
 

@@ -284,8 +284,9 @@ class Pretraining:
             return None
         rows, phase, settings = self.rows_per_forward, self.phase, self.settings
         length = "max_length" if phase.number == 1 else "phase2_length"
+        first_rows = rows * phase.length // settings.max_length  # which the setting counts
         cures = [
-            *([f"lower `micro_batch_size` (now {rows})"] if rows > 1 else []),
+            *([f"lower `micro_batch_size` (now {first_rows})"] if rows > 1 else []),
             *([] if begun else [f"lower `{length}` (now {phase.length})"]),
             *([] if settings.activation_checkpointing else ["add `activation_checkpointing=True`"]),
             *([f"take a smaller `size` (now {settings.size})"] if sized and not begun else []),
