@@ -55,21 +55,21 @@ class Ranks:
             print("shard = true has no effect: there is one process", file=sys.stderr)
         return replace(self, shard=shard and self.size > 1)
 
-    def share(self, rows: int) -> range:
+    def share(self, rows: int, setting: str = "batch_size") -> range:
         """This rank's rows of a batch.
 
-        Errors: ValueError for a batch that cannot be cut so.
+        Errors: ValueError, which names the `setting`, for a batch that cannot be cut so.
 
         >>> [Ranks(rank, size=3).share(16) for rank in range(3)]
         [range(0, 5), range(5, 10), range(10, 16)]
         """
         if rows < self.size:
             raise ValueError(
-                f"batch_size = {rows}: too few for {self.size} ranks: raise it or start fewer"
+                f"{setting} = {rows}: too few for {self.size} ranks: raise it or start fewer"
             )
         if self.shard and rows % self.size:  # every rank must make as many passes
             raise ValueError(
-                f"batch_size = {rows}: with shard = true it is a multiple of the {self.size} ranks"
+                f"{setting} = {rows}: with shard = true it is a multiple of the {self.size} ranks"
             )
         return range(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
 

@@ -183,6 +183,12 @@ def test_the_ranks_make_the_rows_of_one_batch(store_folder, batch, stores):
         assert np.array_equal(found, whole.micro_batches[0][name]), name
 
 
+def test_a_second_phase_of_fewer_rows_than_ranks_is_named():
+    settings, engine = replace(TWO_PHASES, phase2_batch_size=2), cores(1, ranks=3)
+    with pytest.raises(ValueError, match="^phase2_batch_size = 2: too few for 3 ranks: raise it"):
+        Pretraining(random_model(50), None, None, settings, engine, settings.phases()[1])
+
+
 @pytest.mark.parametrize(
     ("length", "by_rows", "dropout", "deals"),
     [(256, False, 0.1, True), (128, True, 0.0, True), (128, True, 0.1, False)],

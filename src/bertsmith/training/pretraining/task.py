@@ -199,7 +199,8 @@ class Pretraining:
                 parameter.requires_grad_(not name.startswith(PAIR_HEAD))
         self.settings, self.engine = settings, engine
         self.phase = phase or settings.phases()[0]
-        self._share = engine.ranks.share(self.phase.batch)
+        of_batch = "batch_size" if self.phase.number == 1 else "phase2_batch_size"
+        self._share = engine.ranks.share(self.phase.batch, of_batch)
         self.rows_per_forward = rows_per_forward(settings, self.phase, engine, model.config)
         # where padding is left out a core with longer rows would keep the others waiting; with
         # dropout, whose masks hang on a row's place, several ranks would train on other masks
