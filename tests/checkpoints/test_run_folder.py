@@ -172,6 +172,30 @@ def test_damaged_checkpoints_take_no_place_among_the_newest(run, save):
     assert [path.name for path in run.saved()] == [STEP_2, "step-00000004"]
 
 
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "manifest.json"])
+def test_a_file_that_the_disk_has_lost_is_damage_and_one_of_another_user_is_not(
+    run, save, monkeypatch, name
+):
+    save(1)
+    save(2)
+    real = Path.open
+
+    def cannot(number):
+        def opened(path, *how, **named):
+            if path == run.checkpoints / STEP_2 / name:
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *how, **named)
+
+        monkeypatch.setattr(Path, "open", opened)
+
+    cannot(errno.EIO)
+    lost = run.checkpoints / STEP_2, f"{name} cannot be read: Input/output error"
+    assert run.latest_valid() == (run.checkpoints / STEP_1, [lost])
+    cannot(errno.EACCES)
+    with pytest.raises(PermissionError, match=name):
+        run.latest_valid()
+
+
 def test_a_newer_checkpoint_than_the_one_written_is_left_alone(run, save):
     save(9)
     for step in (1, 2, 3):

@@ -13,6 +13,7 @@ manifest, which is sealed by a checksum of its own (docs/reference/formats.md).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -319,10 +320,11 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     """Verify all files of a folder; its manifest. Errors: CorruptCheckpoint names the file."""
     if not (folder / MANIFEST_FILE).exists():
         raise CorruptCheckpoint(f"half-written: no {MANIFEST_FILE}")
-    try:
-        manifest = read_sealed_json(folder / MANIFEST_FILE)
-    except ValueError as error:
-        raise CorruptCheckpoint(f"{MANIFEST_FILE} is truncated or damaged") from error
+    with _reading(MANIFEST_FILE):
+        try:
+            manifest = read_sealed_json(folder / MANIFEST_FILE)
+        except ValueError as error:
+            raise CorruptCheckpoint(f"{MANIFEST_FILE} is truncated or damaged") from error
     if (found := manifest.get("format")) != FORMAT:
         raise CorruptCheckpoint(f"{MANIFEST_FILE} has format {found!r}, not {FORMAT}")
     for name, entry in manifest["files"].items():
@@ -333,9 +335,22 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
         if size != expected:
             damage = "truncated" if size < expected else "too long"
             raise CorruptCheckpoint(f"{name} is {damage}: {size:,} bytes, not {expected:,}")
-        if _sha256(file) != entry["sha256"]:
+        with _reading(name):
+            found = _sha256(file)
+        if found != entry["sha256"]:
             raise CorruptCheckpoint(f"{name} is damaged: its bytes are not those that were written")
     return manifest
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Make a file of which the disk has lost a part a damaged one; other errors are no damage."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise CorruptCheckpoint(f"{name} cannot be read: {error.strerror}") from error
 
 
 def _sha256(file: Path) -> str:
