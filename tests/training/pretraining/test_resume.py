@@ -25,11 +25,13 @@ from bertsmith.model.kernels.quantized_linear import has_int8
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.training.engine import MatmulTimes
 from bertsmith.training.loop import matmul_times
-from bertsmith.training.pretraining.resume import resumed_settings
+from bertsmith.training.loop.log import RunLog
+from bertsmith.training.pretraining.resume import resumed_record, resumed_settings, run_record
 from bertsmith.training.pretraining.settings import PretrainSettings, Recipe
 
 from ...tiny import bertsmith, cli, refused, write
 from ..runs import (
+    CPU,
     Killed,
     assert_same_run,
     assert_same_weights,
@@ -37,6 +39,7 @@ from ..runs import (
     killed_at,
     loop_state,
     messages,
+    random_model,
     weights,
 )
 
@@ -206,6 +209,23 @@ def other_folder(store_folder, tmp_path):
     file, tokenizer = write(tmp_path / "other.txt", text), Tokenizer.from_pretrained(store_folder)
     build_store([file], tokenizer, tmp_path / "other", BuildSettings(held_out=0.2))
     return tmp_path / "other"
+
+
+def test_the_password_of_a_stores_url_is_not_written(store_folder, settings, tmp_path):
+    store, run = TokenStore.open(store_folder), RunFolder(tmp_path / "run")
+    store.folder, shown = "sftp://me:secret@host/store", "sftp://me:***@host/store"
+    words, model = ["bertsmith", f"--corpus={store.folder}"], random_model(50)
+    run.write_settings(run_record(settings, store, model, CPU, 0.0, words, None))
+    run.write_settings(resumed_record(run, run.settings(), words, 1))
+    with RunLog(run.path, loggers=()) as log:
+        log.message(f"{store.folder}: read once, its rows begin again")
+    record, text = run.settings(), (run.path / "run.json").read_text()
+    assert "secret" not in text + (run.path / "log.jsonl").read_text()
+    assert record["corpus"]["path"] == shown
+    assert record["command"] == record["resumes"][0] == ["bertsmith", f"--corpus={shown}"]
+    store.fingerprint = "of a store that has changed"
+    with pytest.raises(ValueError, match="has changed since"):  # it is known by its place
+        resumed_settings(run, Recipe(settings), store, None)
 
 
 SHORT = {"steps": 14, "num_evals": 1, "log_every": 2}

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bertsmith.base.files import json_object, named_errors, write_text
+from bertsmith.checkpoints.run_folder import without_password
 
 TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # with one of them the sum over all losses is not shown
 NOTES = {  # words of the progress line, those first that a narrow terminal shows
@@ -83,8 +84,8 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._write("evaluate", step, figures)
 
     def message(self, text: str) -> None:
-        """Log a sentence for people: a warning, a resume, why the run ended."""
-        self._append({"event": "message", "text": text})
+        """Log a sentence for people: a warning, a resume, why the run ended; no URL's password."""
+        self._append({"event": "message", "text": without_password(text)})
 
     def sync(self) -> None:
         """Flush the lines to the disk; a checkpoint counts on them."""

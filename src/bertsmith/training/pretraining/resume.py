@@ -19,6 +19,7 @@ from bertsmith.checkpoints.run_folder import (
     RunFolder,
     Skipped,
     describe,
+    without_password,
 )
 from bertsmith.checkpoints.stored import WEIGHTS
 from bertsmith.checkpoints.tensors import google_optimizer
@@ -136,7 +137,8 @@ def resumed_settings(
 def _stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
     record = run.settings()
     corpus = record["corpus"]
-    if corpus["fingerprint"] != store.fingerprint and corpus["path"] == str(store.folder):
+    is_same_place = corpus["path"] == without_password(str(store.folder))
+    if corpus["fingerprint"] != store.fingerprint and is_same_place:
         raise ValueError(
             f"{store.folder} has changed since {run.path} began to train on it: put the old store "
             f"back, or start another run, with `model={str(run.path)!r}` if from its model"
@@ -203,8 +205,9 @@ def run_record(
     stored = to_mapping(settings)
     deciding = {name: value for name, value in stored.items() if name not in free}
     identity = json.dumps([deciding, store.fingerprint, str(base_model)], sort_keys=True)
+    corpus = store.record()
     facts = {
-        "corpus": store.record(),
+        "corpus": corpus | {"path": without_password(corpus["path"])},
         "machine": machine(engine, peak),
         **({"matmul_times": times.record()} if (times := engine.matmul_times) else {}),
         "base_model": None if base_model is None else str(base_model),
@@ -231,7 +234,7 @@ def resumed_record(
     names = ("created", "command", "base_model", "identity", "matmul_times")
     kept = {name: first[name] for name in names if name in first}
     lists = {
-        "resumes": [*first.get("resumes", []), list(command)],
+        "resumes": [*first.get("resumes", []), [without_password(word) for word in command]],
         "changes": [*first.get("changes", []), *changes],
     }
     return {**record, **kept, **lists}
