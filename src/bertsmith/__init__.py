@@ -44,7 +44,7 @@ Train a model from text, step by step as the commands do:
 
     vocabulary = bertsmith.train_vocabulary(texts, 8000)
     tokenizer = bertsmith.Tokenizer(vocabulary)
-    bertsmith.build_store(["books.txt"], tokenizer, Path("store"))
+    bertsmith.build_store("books.txt", tokenizer, "store")
     bertsmith.pretrain("store", "runs/books", size="mini", minutes=60)
     bertsmith.finetune("classify", data="reviews.csv", text="body",
                        label="stars", model="runs/books", out="runs/reviews")

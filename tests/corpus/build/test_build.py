@@ -103,6 +103,13 @@ def test_store_holds_the_sentences_in_order(tmp_path):
     assert type(TOKENIZER).from_pretrained(store.folder).fingerprint == TOKENIZER.fingerprint
 
 
+def test_one_input_and_names_as_texts_are_taken(corpus, make, tmp_path):
+    build_store(str(corpus[0]), TOKENIZER, str(tmp_path / "one"))
+    assert contents(tmp_path / "one") == contents(make("listed", corpus[:1]))
+    with pytest.raises(ValueError, match=r"build_store\(\): tokenizer = 'vocab': expected Tok"):
+        build_store(corpus, "vocab", tmp_path / "none")
+
+
 def test_bytes_do_not_depend_on_the_number_of_workers(make):
     one, two = (make(f"{k}", workers=k, shard_tokens=3000) for k in (1, 2))
     assert contents(one) == contents(two)

@@ -29,7 +29,7 @@ from typing import Any
 
 from bertsmith.base.files import locked_folder, read_json, remove_leftovers, write_json
 from bertsmith.base.processes import usable_cores
-from bertsmith.base.settings import group_values
+from bertsmith.base.settings import checked, group_values
 from bertsmith.base.terminal import Progress
 from bertsmith.corpus.build.batches import (
     BATCH,
@@ -78,16 +78,18 @@ DEFAULTS = BuildSettings()
 Manifest = dict[str, Any]
 
 
+@checked()
 def build_store(
-    inputs: Sequence[Path | str],
+    inputs: Path | str | Sequence[Path | str],
     tokenizer: Tokenizer,
-    out: Path,
+    out: Path | str,
     settings: BuildSettings = DEFAULTS,
     *,
     documents: Iterable[Document] | None = None,
     fewest: int = 2,
 ) -> Manifest:
-    """Write the token store of `inputs` (paths, URLs) to the folder `out`; returns its manifest.
+    """Write the token store of `inputs` (one or more paths, URLs) to the folder `out`; returns its
+    manifest.
 
     Called again it resumes after the last finished shard, or returns at once when all was done.
     documents: given instead of `inputs`; such a build always starts anew. fewest: documents to
@@ -97,6 +99,7 @@ def build_store(
     given twice and those of `read_documents`; ValueError for a folder that another process
     writes or that holds another store; OSError, with the finished shards kept.
     """
+    inputs, out = [inputs] if isinstance(inputs, str | Path) else inputs, Path(out)
     workers, uses_ray = settings.workers, settings.backend == "ray"
     if uses_ray and documents is not None:
         raise ValueError("documents are of this process: leave backend out, or give inputs")
