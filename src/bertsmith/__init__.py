@@ -42,7 +42,8 @@ Texts to numbers, as flat arrays:
 
 Train a model from text, step by step as the commands do:
 
-    vocabulary = bertsmith.train_vocabulary(texts, 8000)
+    documents = bertsmith.read_documents("books.txt")    # or texts
+    vocabulary = bertsmith.train_vocabulary(documents, 8000)
     tokenizer = bertsmith.Tokenizer(vocabulary)
     bertsmith.build_store("books.txt", tokenizer, "store")
     bertsmith.pretrain("store", "runs/books", size="mini", minutes=60)
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from bertsmith.model.config import ModelConfig as ModelConfig
     from bertsmith.model.encoder import Encoder as Encoder
     from bertsmith.model.recurrent import ScalarMix as ScalarMix
+    from bertsmith.text.readers.documents import read_documents as read_documents
     from bertsmith.text.tokenizer.normalize import PRESETS as PRESETS
     from bertsmith.text.tokenizer.normalize import Normalization as Normalization
     from bertsmith.text.tokenizer.rows import Encoded as Encoded
@@ -130,6 +132,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "model.config": ("ModelConfig",),
     "model.encoder": ("Encoder",),
     "model.recurrent": ("ScalarMix",),
+    "text.readers.documents": ("read_documents",),
     "text.tokenizer.normalize": ("PRESETS", "Normalization"),
     "text.tokenizer.rows": ("Encoded",),
     "text.tokenizer.tokenizer": ("Tokenizer",),

@@ -2,13 +2,14 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 from tokenizers import Tokenizer as PeerTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
-from bertsmith.text.readers.documents import Document
+from bertsmith.text.readers.documents import Document, read_documents
 from bertsmith.text.tokenizer.normalize import PRESETS, Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary, match_pieces
@@ -164,6 +165,20 @@ def test_sizes_that_messages_say_can_be_met():
     assert train_vocabulary(["abc abc"], 10).pieces[8:] == ("##bc", "abc")
     assert len(trained(["abc"], 9, min_frequency=1)) == 9
     assert len(trained(["abc"], 18, keep=TEN_WORDS)) == 18
+
+
+@pytest.mark.parametrize("documents", ["books.txt", [Path("books.txt")], [["a", "list"]]])
+def test_what_is_neither_texts_nor_documents_is_refused(documents):
+    with pytest.raises(ValueError, match=r"^documents: .*`read_documents` gives of files$"):
+        train_vocabulary(documents, 100)
+    with pytest.raises(ValueError, match=r"train_vocabulary\(\): size = '9': expected a whole"):
+        train_vocabulary(["low lower"], "9")
+
+
+def test_documents_of_one_file_are_those_of_a_list(tmp_path):
+    file = write(tmp_path / "a.txt", "low lower lowest\n\nlow slow\n")
+    one, listed = read_documents(str(file)), read_documents([file])
+    assert train_vocabulary(one, 15).pieces == train_vocabulary(listed, 15).pieces
 
 
 @pytest.mark.parametrize("texts", [[], [" \n"], ["\u200b"]])

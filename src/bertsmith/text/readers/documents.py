@@ -51,9 +51,12 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    inputs: Sequence[Path | str | RemoteFile], *, text_column: str = "text", workers: int = 1
+    inputs: Path | str | Sequence[Path | str | RemoteFile],
+    *,
+    text_column: str = "text",
+    workers: int = 1,
 ) -> Iterator[Document]:
-    """Yield the documents of files and folders in order, in bounded memory.
+    """Yield the documents of one or more files, folders or URLs in order, in bounded memory.
 
     A document of more than 4 million characters or 131,072 lines comes as several. `text_column`:
     field or column with the text of a jsonl, csv, tsv or parquet row. `workers`: processes that
@@ -64,7 +67,7 @@ def read_documents(
     without the text column; ModuleNotFoundError for a dump without mwparserfromhell. No document at
     all is no error: see `no_text`.
     """
-    for path in input_files(inputs):
+    for path in input_files([inputs] if isinstance(inputs, str | Path) else inputs):
         kind = file_kind(path)
         if kind == ".txt":
             yield from _documents(path, _books(path, read_lines(path)))

@@ -23,7 +23,7 @@ from typing import Annotated
 import numpy as np
 
 from bertsmith.base.jit import compiled
-from bertsmith.base.settings import Count, NotNegative, PositiveFraction, check_bounds
+from bertsmith.base.settings import Count, NotNegative, PositiveFraction, check_bounds, checked
 from bertsmith.base.terminal import Progress
 from bertsmith.text.readers.documents import Document
 from bertsmith.text.readers.files import read_lines
@@ -74,6 +74,7 @@ class VocabularySettings:
 DEFAULTS = VocabularySettings()
 
 
+@checked()
 def train_vocabulary(
     documents: Iterable[Document | str],
     size: int,
@@ -82,7 +83,9 @@ def train_vocabulary(
     *,
     workers: int = 1,
 ) -> Vocabulary:
-    """Train a vocabulary of exactly `size` pieces on documents or strings.
+    """Train a vocabulary of exactly `size` pieces on texts (str), or documents of files.
+
+        train_vocabulary(read_documents("books/"), 8000, PRESETS["multilingual"])
 
     First come the special tokens (see `special_pieces`), then the alphabet by code point (each
     character in the forms seen: "c" at the start of a word, "##c" inside), then the pieces to keep,

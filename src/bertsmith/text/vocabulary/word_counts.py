@@ -35,6 +35,7 @@ from bertsmith.text.tokenizer.wordpiece import MAX_WORD
 BLOCK = 1 << 22  # characters counted at a time, by one process
 MAX_LETTERS = 10_000_000  # of all distinct words kept: 1 GB at most while pieces are learned
 MAX_REMEMBERED = 1 << 22  # characters of all segments whose words a process remembers
+EXPECTED = "give a list of texts, or what `read_documents` gives of files"
 
 NUM_CODES = 0x110000
 PLAIN_LIMIT = 0x2100  # scripts from Latin to Georgian, punctuation; further ones are seldom plain
@@ -58,6 +59,8 @@ def count_words(
     """
     if workers < 1:
         raise ValueError(f"`workers={workers}`: must be at least 1")
+    if isinstance(documents, str):
+        raise ValueError(f"documents: {documents!r:.60} is one string: {EXPECTED}")
     words: dict[str, int] = {}
     letters = 0
     blocks = ((None, block) for block in _blocks(documents))
@@ -93,6 +96,8 @@ def _blocks(documents: Iterable[Document | str]) -> Iterator[str]:
     """Lines of text, gathered to about `BLOCK` characters."""
     lines, size = [], 0
     for document in documents:
+        if not isinstance(document, str | Document):
+            raise ValueError(f"documents: {document!r:.60} is no text (str): {EXPECTED}")
         for line in [document] if isinstance(document, str) else document.lines:
             lines.append(line)
             size += len(line)
