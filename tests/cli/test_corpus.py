@@ -120,6 +120,14 @@ def test_an_absent_vocabulary_is_named(words, text, tmp_path):
     assert str(tmp_path / "no") in refused(*words, "--vocab", tmp_path / "no")
 
 
+def test_the_vocabulary_may_be_that_of_a_model_on_the_hub(words, text, tmp_path, monkeypatch):
+    write(text, "w1 w2\n\nw3 w4\n\n" * 9)
+    monkeypatch.setattr("bertsmith.checkpoints.hub._download", lambda name: tmp_path / "vocab")
+    bertsmith(*words, "--vocab", "lab/mini", "--workers", 1, "--held-out", 0)
+    store = TokenStore.open(tmp_path / "store")
+    assert store.tokenizer_fingerprint == TOKENIZER.fingerprint
+
+
 @pytest.mark.parametrize("name", ["vocab.txt", "config.json"])
 def test_a_vocabulary_or_model_is_not_written_over(words, text, tmp_path, name):
     write(text, "w1 w2\n\nw3 w4\n\n" * 9)

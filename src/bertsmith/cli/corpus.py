@@ -34,8 +34,8 @@ class Corpus(Inputs, BuildSettings):
     interrupted goes on where it was when the same command is given again.
     """
 
-    vocab: Path
-    """Folder with the vocabulary, from `bertsmith vocab` or of a model."""
+    vocab: str
+    """Folder with a vocabulary, run directory, or folder or hub name of a model."""
     out: str
     """Folder to write the store to, or the URL of one: it is built whole on this machine, in
     BERTSMITH_CACHE, and sent when it is finished."""
@@ -50,16 +50,15 @@ def run_corpus(settings: Corpus) -> None:
 
     from bertsmith.base.terminal import counted, scaled
     from bertsmith.cli.flags import as_flags
-    from bertsmith.cli.vocab import Vocab
+    from bertsmith.cli.vocab import Vocab, open_tokenizer
     from bertsmith.corpus.build.build import build_store
     from bertsmith.corpus.store.store import TokenStore
     from bertsmith.corpus.store.verify import built_for
     from bertsmith.text.readers.documents import sample_lines
-    from bertsmith.text.tokenizer.tokenizer import Tokenizer
     from bertsmith.text.vocabulary.scripts import lost_letters_warning
 
     started = time.monotonic()
-    tokenizer = Tokenizer.from_pretrained(settings.vocab)
+    tokenizer = open_tokenizer(settings.vocab)
     lines = sample_lines(settings.inputs, text_column=settings.text_column)
     if warning := lost_letters_warning(lines, tokenizer.normalization):
         # before the long work, which the user may not want now

@@ -159,5 +159,8 @@ def test_a_configuration_that_cannot_be_followed_is_refused(tmp_path, whole, con
 
 
 def test_an_absent_tokenizer_is_said(tmp_path):
-    with pytest.raises(ValueError, match="neither vocab.txt nor tokenizer.json"):
+    message = r"neither vocab.txt nor tokenizer.json is there: .*`bertsmith vocab` wrote"
+    with pytest.raises(ValueError, match=f"{message}$"):
+        Tokenizer.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"{message}; .* hub is `bertsmith.load\(name\).token"):
         Tokenizer.from_pretrained(tmp_path / "nowhere")

@@ -58,6 +58,8 @@ def read_tokenizer(folder: Path) -> tuple[Vocabulary, Normalization]:
     else:
         fault = f"neither {VOCABULARY_FILE} nor {TOKENIZER_FILE} is there"
         hint = "name a model folder, or the folder that `bertsmith vocab` wrote"
+        if not folder.exists():
+            hint += "; that of a model on the hub is `bertsmith.load(name).tokenizer`"
         raise ValueError(f"{folder}: {fault}: {hint}")
 
     def setting(config_name: str, normalizer_name: str) -> bool | None:

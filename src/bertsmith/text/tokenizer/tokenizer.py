@@ -87,7 +87,10 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> Tokenizer:
-        """The tokenizer of a model folder. Errors: those of `read_tokenizer`."""
+        """The tokenizer of a model folder; of a model on the hub: `bertsmith.load(name).tokenizer`.
+
+        Errors: those of `read_tokenizer`.
+        """
         return cls(*read_tokenizer(Path(folder)))
 
     def save(
