@@ -20,6 +20,7 @@ CUDA_IS_HERE = pytest.mark.skipif(
         ({"threads": 5000}, "`threads=5000`: this machine has"),
         ({"precision": "half"}, "`precision='half'`: known are auto, auto-int8, float32"),
         ({"device": "abacus"}, "device='abacus'"),
+        ({"device": "mps"}, "`device='mps'`: bertsmith computes on these here: cpu"),
         (FLOAT8, "`precision='float8'`: cpu has no float8 products.*; use bf16$"),
         pytest.param(
             {"device": "cuda"}, "sees no CUDA device; use `device='cpu'`", marks=CUDA_IS_HERE
@@ -31,6 +32,13 @@ def test_choices_that_the_machine_does_not_have_are_refused(choice, says):
     with pytest.raises(ValueError, match=says) as error:
         choose_engine(**choice)
     assert "\n" not in str(error.value)
+
+
+def test_a_gpu_that_is_not_there_is_told_those_that_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="^`device='cuda:2'`: .* here: cpu, cuda:0, cuda:1$"):
+        choose_engine("cuda:2")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "float8"])

@@ -152,9 +152,10 @@ def choose_engine(
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"`device={device!r}`: use cpu, cuda or cuda:N") from error
-    count = max(1, torch.cuda.device_count())
-    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= count:
-        raise ValueError(f"`device={device!r}`: this machine has no such device for training")
+    count = torch.cuda.device_count()
+    if chosen.type not in ("cpu", "cuda") or (chosen.index or 0) >= max(1, count):
+        known = ", ".join(["cpu", *(f"cuda:{k}" for k in range(count))])
+        raise ValueError(f"`device={device!r}`: bertsmith computes on these here: {known}")
     chosen = ranks.device(chosen)
     # pages of 2 MB for large tensors, where a command has not given its whole heap such pages
     # (docs/design/speed.md); PyTorch reads this at the first tensor; a user's own setting stands
