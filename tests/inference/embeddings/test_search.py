@@ -82,7 +82,7 @@ def test_files_that_cannot_be_searched(tmp_path):
         search(tmp_path, queries)
     for array, message in (
         (made(3, 24).astype(np.float64), "float64 .*search reads float32 or float16"),
-        (np.ones((3, 24), np.int8), "int8"),
+        (np.ones((3, 24), np.int8), "int8 .* as `bertsmith embed` writes without --quantize$"),
         (made(3, 24)[0], r"\[24\]"),
         (np.asfortranarray(made(3, 24)), r"in Fortran order: .*\(np.ascontiguousarray\)"),
         (np.ones((0, 24), np.float32), r"\[0, 24\]"),

@@ -47,7 +47,7 @@ class VectorFile(NamedTuple):
             order = " in Fortran order" if is_fortran else ""
             raise ValueError(
                 f"{path}: {kind} {list(shape)}{order}: search reads float32 or float16 [N, D] in C"
-                " order (np.ascontiguousarray), such as `bertsmith embed` writes"
+                " order (np.ascontiguousarray), as `bertsmith embed` writes without --quantize"
             )
         if end - offset != shape[0] * shape[1] * kind.itemsize:
             raise ValueError(f"{path}: not as long as its header says: write it again")
