@@ -313,8 +313,8 @@ class Predictor(Runner):
             FillCandidate(token='cat', id=4937, probability=0.31)
 
         The probability is of the softmax over the whole vocabulary, each mask by itself; [PAD],
-        [CLS], [SEP], [MASK] and [unused] pieces are left out. `filler` fills several masks
-        together, or with whole words.
+        [CLS], [SEP], [MASK] and [unused] pieces are left out. `filler.joint` fills several masks
+        together; `fill_words` and `fill_candidates` of inference/fill.py put whole words there.
 
         Errors: ValueError for a text without [MASK], or longer than the model's positions.
         """
@@ -380,7 +380,7 @@ class Predictor(Runner):
 
     @functools.cached_property
     def filler(self) -> MaskFiller:
-        """Fills masks, also several together and with whole words, see fill.py.
+        """Fills several masks together, and is what the functions for whole words of fill.py take.
 
         Errors: ValueError for a model that reads from left to right, or has no masked-LM head.
         """
