@@ -59,7 +59,7 @@ ScalarMix learned weights of layers, TokenStore the text of a store
 (BuildSettings says how it is made), open_features the vectors that
 `bertsmith features` wrote. VocabularySettings tell how to train a
 Vocabulary; Normalization, PRESETS and Encoded are what a Tokenizer
-takes and gives.
+takes and gives. PretrainSettings may be the recipe of pretrain.
 Each name is imported when it is first used.
 """
 
@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from bertsmith.text.vocabulary.train import train_vocabulary as train_vocabulary
     from bertsmith.training.pretraining.run import PretrainResult as PretrainResult
     from bertsmith.training.pretraining.run import pretrain as pretrain
+    from bertsmith.training.pretraining.settings import PretrainSettings as PretrainSettings
 
 __version__ = VERSION
 
@@ -139,6 +140,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "text.tokenizer.wordpiece": ("Vocabulary",),
     "text.vocabulary.train": ("VocabularySettings", "train_vocabulary"),
     "training.pretraining.run": ("PretrainResult", "pretrain"),
+    "training.pretraining.settings": ("PretrainSettings",),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 

@@ -316,6 +316,13 @@ def test_calls_that_cannot_be_are_refused_before_anything_is_opened(call, messag
         call()
 
 
+def test_a_recipe_is_made_of_a_public_name(tmp_path):
+    recipe = bertsmith.PretrainSettings(size="mini", steps=3)
+    with pytest.raises(ValueError, match="store: no finished token store"):
+        bertsmith.pretrain(tmp_path / "store", tmp_path / "run", recipe, seed=2)
+    assert not (tmp_path / "run").exists()
+
+
 def test_numbers_of_numpy_are_numbers(runs):
     predictor = bertsmith.load(runs / "books")
     assert len(predictor.fill("the [MASK] sat", top=np.int64(2))[0]) == 2
