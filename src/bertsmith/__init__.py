@@ -24,7 +24,8 @@ them.
     model.features(text)              a vector a word, float32 [W, H]
 
 Vectors of texts: bertsmith.search(vectors, queries) finds the nearest
-by exact cosine, also in files that do not fit into memory;
+by exact cosine, also in files that do not fit into memory; those of a
+model that was only pre-trained tell more after Whitening.fit and apply;
 bertsmith.quantize narrows them to int8 or bits.
 
 bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import TaggedText as TaggedText
     from bertsmith.inference.answers import WordScore as WordScore
     from bertsmith.inference.embeddings.search import search as search
+    from bertsmith.inference.embeddings.vectors import Whitening as Whitening
     from bertsmith.inference.embeddings.vectors import quantize as quantize
     from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
     from bertsmith.inference.evaluation.labelled import evaluate as evaluate
@@ -124,7 +126,7 @@ _EXPORTS = {  # module -> the names that are taken from it
         *("TaggedText", "WordScore"),
     ),
     "inference.embeddings.search": ("search",),
-    "inference.embeddings.vectors": ("quantize",),
+    "inference.embeddings.vectors": ("Whitening", "quantize"),
     "inference.evaluation.labelled": ("Evaluation", "evaluate"),
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),

@@ -117,6 +117,9 @@ def test_embed_whitens_with_the_texts_or_with_a_file(tmp_path, folder):
     bertsmith("embed", many, *column, *model, "--whiten", "input")
     variances = np.linalg.eigvalsh(np.cov(np.load(out).T, bias=True))
     np.testing.assert_allclose(variances, [0, *[1] * 7], atol=2e-3)  # LayerNorm takes one away
+    given = library.load(folder).embed(rows)
+    white = library.Whitening.fit(given).apply(given)
+    np.testing.assert_allclose(np.load(out), white, atol=2e-3)
     found = []
     for read, whiten in ((many, many), (many, lines), (lines, many)):  # --text: the table's alone
         flags = ("--whiten", whiten, "--dimensions", 3, "--normalize")

@@ -343,6 +343,9 @@ class Predictor(Runner):
         of a vector alone. Long texts are cut, which a line on stderr counts, or read in "windows"
         whose vectors become one.
 
+        Cosines of a model that was only pre-trained tell little, those of unrelated texts are high:
+        `bertsmith.Whitening` helps, and so does training, `bertsmith embed train`.
+
         Errors: ValueError for settings that the model cannot follow.
         """
         pooling = pooling_settings(
