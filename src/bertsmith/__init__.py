@@ -51,9 +51,12 @@ Train a model from text, step by step as the commands do:
     bertsmith.finetune("classify", data="reviews.csv", text="body",
                        label="stars", model="runs/books", out="runs/reviews")
     bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
+    bertsmith.train_embeddings(data="faq.csv", text="query", text_pair="reply",
+                               model="runs/books", out="runs/faq")
 
 Their keywords are the flags of the commands; their results are a
-PretrainResult, a FinetuneResult and an Evaluation, with to_dict().
+PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), and
+of train_embeddings a dict.
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.answers import TaggedText as TaggedText
     from bertsmith.inference.answers import WordScore as WordScore
     from bertsmith.inference.embeddings.search import search as search
+    from bertsmith.inference.embeddings.train import train_embeddings as train_embeddings
     from bertsmith.inference.embeddings.vectors import Whitening as Whitening
     from bertsmith.inference.embeddings.vectors import quantize as quantize
     from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
@@ -126,6 +130,7 @@ _EXPORTS = {  # module -> the names that are taken from it
         *("TaggedText", "WordScore"),
     ),
     "inference.embeddings.search": ("search",),
+    "inference.embeddings.train": ("train_embeddings",),
     "inference.embeddings.vectors": ("Whitening", "quantize"),
     "inference.evaluation.labelled": ("Evaluation", "evaluate"),
     "inference.export.comparison": ("ExportReport",),

@@ -20,7 +20,7 @@ from bertsmith.cli.outputs import (
     try_next,
 )
 from bertsmith.training.finetuning.request import check_tokens_per_window, parse_seeds
-from bertsmith.training.finetuning.settings import ROWS, ContrastiveSettings, FrozenSettings
+from bertsmith.training.finetuning.settings import ROWS, FrozenSettings, PairRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,7 @@ def _check(settings: Embed, whitening_file: Path | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedTrain(ContrastiveSettings):
+class EmbedTrain(PairRequest):
     """Train a model's vectors of texts on pairs that belong together.
 
     Examples:
@@ -224,44 +224,15 @@ class EmbedTrain(ContrastiveSettings):
     is a model folder for `bertsmith embed`.
     """
 
-    model: str
-    """A run, a Hugging Face folder or hub name."""
-    data: Path
-    """csv, tsv, jsonl or parquet file of pairs."""
-    text: str
-    """Column of the first text."""
-    text_pair: str
-    """Column of the second text."""
-    out: Path
-    """Run directory to write."""
-    dev: Path | None = None
-    """File of pairs under the same columns, with a similarity each."""
-    score: str | None = None
-    """Its column of the similarity. Default: score."""
-    given: Annotated[tuple[str, ...], Hidden] = ()
-
 
 def run_embed_train(settings: EmbedTrain) -> None:
-    from bertsmith.checkpoints.hub import open_model_folder
-    from bertsmith.inference.embeddings.start import as_the_start
-    from bertsmith.training.finetuning.contrastive import read_pairs, train_sentence_vectors
+    from bertsmith.inference.embeddings.train import run_pairs
 
-    if settings.dev is None and settings.score is not None:
-        raise ValueError("--score: only with --dev")
     check_folder(settings.out)
-    start = open_model_folder(settings.model)
-    pairs = read_pairs(settings.data, settings.text, settings.text_pair)
-    dev = None
-    if settings.dev is not None:
-        dev = read_pairs(settings.dev, settings.text, settings.text_pair, settings.score or "score")
-    own, command = group_values(settings, ContrastiveSettings), ["bertsmith", *sys.argv[1:]]
-    own, way, kept = as_the_start(start, own, settings.given)
-    if way:
-        print(f"{start}: {way}", file=sys.stderr)
-    result = train_sentence_vectors(start, pairs, dev, settings.out, own, command, kept)
+    result = run_pairs(settings, ["bertsmith", *sys.argv[1:]])
     for name, after in result["metrics"].items():
         print(f"{name} on dev: {after:.4f} (before: {result['metrics_before'][name]:.4f})")
-    print(f"{settings.out}: trained on {len(pairs):,} pairs")
+    print(f"{settings.out}: trained on {result['train_pairs']:,} pairs")
     print(try_next(settings.out, "embed new.txt --model RUN --out vectors.npy", "report RUN"))
 
 

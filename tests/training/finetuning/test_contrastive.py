@@ -17,7 +17,7 @@ from bertsmith.checkpoints.model_folder import BareModel, load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.inference.embeddings.pooling import pooling_settings, pooling_warning, training_of
-from bertsmith.inference.embeddings.start import as_the_start
+from bertsmith.inference.embeddings.train import as_the_start
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import PreTrainingModel
 from bertsmith.model.initialization import initialize
@@ -239,6 +239,20 @@ def test_a_run_without_dev_and_an_interrupted_one(tmp_path, folder, data, monkey
     assert len(np.load("vectors.npy")) == 2 and (out / "report.html").exists()
 
 
+def test_the_same_from_python(tmp_path, folder, data):
+    out, settings = tmp_path / "out", {"max_length": 12, "precision": "float32", "threads": 1}
+    given = {"data": str(data), "text": "a", "text_pair": "b", "model": folder}
+    result = bertsmith.train_embeddings(**given, out=str(out), **settings)
+    assert result == json.loads((out / "result.json").read_text())
+    command(*train_words(folder, data, tmp_path / "other"))
+    of_both = [(path / "model.safetensors").read_bytes() for path in (out, tmp_path / "other")]
+    assert of_both[0] == of_both[1]
+    with pytest.raises(ValueError, match=r"train_embeddings\(\): unknown setting 'epoch'.*epochs"):
+        bertsmith.train_embeddings(**given, out=out, epoch=1)
+    with pytest.raises(ValueError, match=r"`score='s'`: only with `dev`"):
+        bertsmith.train_embeddings(**given, out=out, score="s")
+
+
 def test_a_prompt_that_fills_the_rows_is_refused(tmp_path, folder, data):
     """No text would be read, and every row be the same."""
     start, out = shutil.copytree(folder, tmp_path / "start"), tmp_path / "out"
@@ -286,7 +300,7 @@ def test_the_default_prompt_of_the_start_stands_before_every_text():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--score s", "--score: only with --dev"),
+        ("--score s", "--score s: only with --dev"),
         ("--max-length 17", "--max-length 17: the model reads 3 to 16"),
         ("--batch-size 24", "--batch-size 24, --negatives 32: a group"),
         ("--epochs 0", "--epochs 0: must be at least 1"),

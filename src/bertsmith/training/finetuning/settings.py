@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from bertsmith.base.settings import (
@@ -12,6 +13,7 @@ from bertsmith.base.settings import (
     Alias,
     Count,
     Fraction,
+    Hidden,
     NotNegative,
     Positive,
     PositiveFraction,
@@ -315,3 +317,31 @@ class ContrastiveSettings(Machine, Optimization):
                 "more, and a batch is one group or several"
             )
         check_bounds(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRequest(ContrastiveSettings):
+    """All that a training of sentence vectors is asked for: `bertsmith embed train`."""
+
+    title = "dev set"
+
+    model: str
+    """A run, a Hugging Face folder or hub name."""
+    data: Path
+    """csv, tsv, jsonl or parquet file of pairs."""
+    text: str
+    """Column of the first text."""
+    text_pair: str
+    """Column of the second text."""
+    out: Path
+    """Run directory to write."""
+    dev: Path | None = None
+    """File of pairs under the same columns, with a similarity each."""
+    score: str | None = None
+    """Its column of the similarity. Default: score."""
+    given: Annotated[tuple[str, ...], Hidden] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dev is None and self.score is not None:
+            raise ValueError(f"`score={self.score!r}`: only with `dev`")

@@ -1,20 +1,68 @@
-"""A model that has vectors of texts already, as the start of `bertsmith embed train`."""
+"""Sentence vectors trained from files to a run directory, on a model that may have vectors already.
+
+`train_embeddings` is for Python, `run_pairs` is what `bertsmith embed train` calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from bertsmith.base.settings import checked, from_mapping, group_values
 from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.inference.embeddings.pooling import (
     PROMPTS_FILE,
     SimilarityTraining,
     similarity_training,
 )
-from bertsmith.training.finetuning.contrastive import Kept
-from bertsmith.training.finetuning.settings import ContrastiveSettings
+from bertsmith.training.finetuning.contrastive import Kept, read_pairs, train_sentence_vectors
+from bertsmith.training.finetuning.settings import ContrastiveSettings, PairRequest
+
+
+@checked(PairRequest)
+def train_embeddings(
+    *,
+    data: str | Path,
+    text: str,
+    text_pair: str,
+    model: str | Path,
+    out: str | Path,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a model's vectors of texts on pairs that belong together, as `bertsmith embed train`.
+
+        bertsmith.train_embeddings(data="faq.csv", text="question", text_pair="answer",
+                                   model="run", out="pairs", epochs=2)
+        bertsmith.load("pairs").embed("How do I send it back?")
+
+    `data` is a csv, tsv, jsonl or parquet file, of which `text` and `text_pair` are columns;
+    `model` a run, a Hugging Face folder or a hub name. `settings` are the fields of `PairRequest`,
+    such as `dev="sts.tsv"`: `bertsmith embed train --help-all` explains them. Returns what is in
+    result.json, such as the metrics on dev before and after.
+
+    Errors: ValueError for anything that cannot be, before training where it can be known.
+    """
+    values = {"data": data, "text": text, "text_pair": text_pair, "model": str(model), "out": out}
+    with_given = {**values, **settings, "given": tuple(settings)}
+    return run_pairs(from_mapping(PairRequest, with_given, "train_embeddings()"))
+
+
+def run_pairs(request: PairRequest, command: Sequence[str] = ()) -> dict[str, Any]:
+    """Train sentence vectors as asked for; returns result.json. Errors: as `train_embeddings`."""
+    start = open_model_folder(request.model)
+    pairs = read_pairs(request.data, request.text, request.text_pair)
+    dev = None
+    if request.dev is not None:
+        dev = read_pairs(request.dev, request.text, request.text_pair, request.score or "score")
+    own, way, kept = as_the_start(start, group_values(request, ContrastiveSettings), request.given)
+    if way:
+        print(f"{start}: {way}", file=sys.stderr)
+    return train_sentence_vectors(start, pairs, dev, request.out, own, command, kept)
 
 
 def as_the_start(
