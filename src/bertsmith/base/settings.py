@@ -95,7 +95,7 @@ EXPECTED: dict[Any, str] = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint: the closest known word, or all of them.
+    """A hint: the closest known word, the one with these initials, or all of them.
 
     >>> nearest("leraning_rate", ["learning_rate", "seed"])
     "did you mean 'learning_rate'?"
@@ -103,17 +103,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     'known: seed, steps'
     >>> nearest("--learning-rate", ["--mlm-probability", "--learning-rate"])
     "did you mean '--learning-rate'?"
+    >>> nearest("lr", ["learning_rate", "seed"])
+    "did you mean 'learning_rate'?"
     """
     known = list(known)
+    short = [word for word in known if len(name) > 1 and _initials(word) == name.strip("-")]
     within = [word for word in known if _parts(word) and _parts(word) <= _parts(name)]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.9) or (
-        difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5)
+    close = (
+        difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+        or short[:1]
+        or (difflib.get_close_matches(name, within or known, n=1, cutoff=0.0 if within else 0.5))
     )
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
 
 
 def _parts(name: str) -> set[str]:
     return set(name.replace("-", "_").split("_")) - {""}
+
+
+def _initials(name: str) -> str:
+    return "".join(part[0] for part in name.replace("-", "_").split("_") if part)
 
 
 def from_mapping(kind: type[Settings], values: Mapping[str, Any], source: str) -> Settings:
