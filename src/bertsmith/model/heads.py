@@ -346,11 +346,15 @@ class SpanPredictor(TaskModel):
         self.span = nn.Linear(config.hidden_size, num_outputs)
 
     def positions(self, ids_BS: Tensor, lengths_B: Tensor | None) -> Tensor | None:
-        """All; a GPT's last in place of the first, where "no answer" stands: it alone sees all."""
+        """All; a GPT's last in place of the first, where "no answer" stands: it alone sees all.
+
+        At padding it is the last again: kernels without padding have nothing there to read.
+        """
         if self.config.family != "gpt":
             return None
-        places_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device).expand(len(ids_BS), -1)
-        return torch.cat([last_or_first(True, ids_BS, lengths_B), places_BS[:, 1:]], dim=1)
+        last_B1 = last_or_first(True, ids_BS, lengths_B)
+        places_S = torch.arange(1, ids_BS.shape[1], device=ids_BS.device)
+        return torch.cat([last_B1, torch.minimum(places_S, last_B1)], dim=1)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of start and end [B, S, 2]; those at padding mean nothing."""
