@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bertsmith.base.files import read_json
+from bertsmith.cli.flags import read_command
+from bertsmith.cli.train import Pretrain
 
 from .conftest import BENCHMARKS
 
@@ -136,3 +138,19 @@ def test_first_steps_measured_before_are_kept(module, run_main, monkeypatch, tmp
     assert "| base | 8 | 1 | **10.0 s** | 10.0 |" in text
     run("--sizes", "base", "--rounds", "1")  # other rows
     assert (tmp_path / "first_step.md").read_text().count("| base |") == 2
+
+
+def test_the_busy_neighbours_command_is_one(module, monkeypatch, tmp_path):
+    script, asked = module("busy_neighbour"), []
+
+    def stopped(words, **options):
+        asked.extend(words)
+        raise InterruptedError
+
+    monkeypatch.setattr(script.subprocess, "run", stopped)
+    with pytest.raises(InterruptedError):
+        script.run(tmp_path / "store", 4, tmp_path / "kernels")
+    *_, name = asked[:4]
+    settings = read_command(Pretrain, name, asked[4:])
+    assert (settings.size, settings.minutes) == (script.QUICKSTART.size, 4)
+    assert settings.learning_rate == script.QUICKSTART.learning_rate
