@@ -310,6 +310,23 @@ def test_the_lineage_has_equal_parameters(scale):
         assert abs(count / counts["bert"] - 1) < TOLERANCE, (name, counts)
 
 
+def test_an_elmo_costs_what_its_lstms_and_its_words_do():
+    """The time that is left goes by it; the softmax is over words, not over bytes."""
+    import torch
+
+    from bertsmith.experiments.lineage.settings import ElmoSettings
+    from bertsmith.model.elmo import ElmoLM
+
+    experiment = read_experiment("lineage", "nano")
+    work = Work("nano", experiment.scale, [], {}, (), (), root=None)
+    elmo = experiment.variant("elmo")
+    with torch.device("meta"):
+        model = ElmoLM(work.config(elmo), ElmoSettings.vocab_size)
+    weights = sum(weight.numel() for weight in model.encoder.layers.parameters())
+    weights += 2 * model.output.weight.numel()  # of both directions
+    assert work.pretraining(elmo).flops == 6 * 4_000_000 * weights
+
+
 def parameters(config, variant):
     """Parameters of a classifier; nothing is allocated."""
     from dataclasses import replace

@@ -36,7 +36,7 @@ from bertsmith.experiments.lineage.elmo_text import (
     is_held_out,
 )
 from bertsmith.experiments.lineage.settings import ElmoSettings
-from bertsmith.model.config import elmo_config
+from bertsmith.model.config import ElmoConfig, elmo_config
 from bertsmith.model.elmo import ElmoLM, LSTMState
 from bertsmith.model.kernels.masked_lm_loss import masked_lm_loss
 from bertsmith.text.tokenizer.characters import CharacterTokenizer
@@ -101,6 +101,18 @@ def sampled_loss(
     others_NM = others_NM.masked_fill(labels_N[:, None] == words_M, -torch.inf)
     logits_NX = torch.cat([right_N[:, None], others_NM], dim=1)
     return (logits_NX.logsumexp(dim=1) - right_N).sum()
+
+
+def flops_a_word(config: ElmoConfig, num_words: int) -> float:
+    """FLOPs of training on a word: 6 x the weights of the LSTMs, and of both directions' softmax
+    over so many words.
+
+    >>> flops_a_word(elmo_config("64x256"), 20_000) / 1e6
+    18.92352
+    """
+    cells, size = config.intermediate_size, config.projection_size
+    lstm = 4 * cells * (2 * size + 1) + cells * size
+    return 6.0 * 2 * (config.num_layers * lstm + num_words * size)
 
 
 @dataclass(eq=False)
@@ -197,11 +209,9 @@ class ElmoTraining:
         return {f"{name}_loss": window[f"{name}_loss"] / window["words"] for name in DIRECTIONS}
 
     def flops(self, batch: StepBatch) -> float:
-        weights = sum(weight.numel() for weight in self.model.encoder.layers.parameters())
-        words = self.settings.samples if self.settings.softmax == "sampled" else 0
-        words = words or self.settings.vocab_size
-        each = weights + 2 * words * self.model.config.projection_size
-        return 6.0 * batch.tokens * each
+        is_sampled = self.settings.softmax == "sampled"
+        words = self.settings.samples if is_sampled else self.settings.vocab_size
+        return batch.tokens * flops_a_word(self.model.config, words)
 
     def evaluate(self) -> dict[str, float]:
         """Perplexity of held-out sentences by the full softmax, each read alone."""

@@ -22,12 +22,13 @@ from bertsmith.checkpoints.stored import WEIGHTS, weight_files
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.corpus.examples.settings import MASK_SETTINGS, NEXT_TOKEN
-from bertsmith.experiments.lineage.elmo import pretrain_elmo
+from bertsmith.experiments.lineage.elmo import flops_a_word, pretrain_elmo
 from bertsmith.experiments.lineage.elmo_text import ElmoText
 from bertsmith.experiments.lineage.settings import ElmoSettings
 from bertsmith.experiments.paper.cells import Cell
 from bertsmith.experiments.paper.experiment import Column, Scale, Variant, overridden
 from bertsmith.model.config import (
+    ElmoConfig,
     ModelConfig,
     config_for,
     elmo_config,
@@ -254,8 +255,8 @@ class Work:
     def _pretraining_flops(self, variant: Variant, settings: Mapping[str, Any]) -> float:
         length, tokens = settings.get("max_length", 128), budget_tokens(settings)
         config = self.config(variant)
-        if variant.system == "elmo":
-            return 6.0 * tokens * config.hidden_size * config.vocab_size
+        if isinstance(config, ElmoConfig):
+            return tokens * flops_a_word(config, ElmoSettings.vocab_size)
         share = settings.get("mlm_probability", 0.15)
         predictions = length if config.causal else round(share * length)
         return training_flops(config, tokens // length, length, length, predictions)
