@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import save_file
 
 import bertsmith
 from bertsmith.inference.embeddings.pooling import (
+    Dense,
     PoolingSettings,
+    apply_dense,
     pooling_settings,
     pooling_warning,
 )
@@ -151,6 +154,23 @@ def test_a_damaged_dense_module(tmp_path, folder, file, damage, message):
         path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     with pytest.raises(ValueError, match=message):
         bertsmith.load(theirs).embed(TEXTS)
+
+
+def test_a_dense_module_gives_the_same_bits_alone_and_in_any_company(tmp_path):
+    random = np.random.default_rng(0)
+    shapes = {"linear.weight": (500, 700), "linear.bias": (500,), "residual.weight": (500, 700)}
+    weights = {name: random.normal(size=of).astype(np.float32) for name, of in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    layer = Dense(tmp_path, {"in_features": 700, "out_features": 500, "use_residual": True})
+    vectors = random.normal(size=(40, 700)).astype(np.float32)
+    found = apply_dense(layer, vectors)
+    linear, bias, residual = (weight.astype(np.float64) for weight in weights.values())
+    expected = np.tanh(vectors @ linear.T + bias) + vectors @ residual.T
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    for count in (1, 2, 7):
+        np.testing.assert_array_equal(
+            apply_dense(layer.in_memory(), vectors[:count]), found[:count]
+        )
 
 
 def test_a_module_outside_the_folder_is_refused(tmp_path, folder):

@@ -24,6 +24,7 @@ from bertsmith.base.files import read_json, read_optional_json
 from bertsmith.base.settings import nearest
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.stored import WEIGHTS, stored_tensors
+from bertsmith.inference.engines.native import Head, head_linear, head_outputs
 from bertsmith.tasks.metrics import sigmoid
 from bertsmith.tasks.vectors import Pool
 from bertsmith.text.tokenizer.files import TOKENIZER_CONFIG
@@ -282,8 +283,9 @@ class Dense:
     folder: Path
     settings: dict[str, Any] = field(compare=False, repr=False)
     """Its config.json."""
-    tensors: dict[str, np.ndarray] | None = field(default=None, compare=False, repr=False)
-    """Its weights; None: they are read whenever they are needed."""
+    layers: dict[str, Head] | None = field(default=None, compare=False, repr=False)
+    """Its "linear" layer, and perhaps that of its "residual"; None: they are read whenever they are
+    needed."""
 
     @property
     def is_known(self) -> bool:
@@ -322,7 +324,13 @@ class Dense:
         stored = stored_tensors(path)
         if (found := {tensor.name: tensor.shape for tensor in stored}) != wanted:
             raise ValueError(f"{path}: has {found}, but by config.json it should have {wanted}")
-        return replace(self, tensors={tensor.name: np.array(tensor.array()) for tensor in stored})
+        tensors, no_bias = {one.name: one.array() for one in stored}, np.zeros(given, np.float32)
+        layers = {
+            name: head_linear(tensors[f"{name}.weight"], tensors.get(f"{name}.bias", no_bias))
+            for name in ("linear", "residual")
+            if f"{name}.weight" in tensors
+        }
+        return replace(self, layers=layers)
 
 
 def apply_dense(layer: Dense, vectors: np.ndarray) -> np.ndarray:
@@ -335,10 +343,10 @@ def apply_dense(layer: Dense, vectors: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"{layer.folder}: takes vectors of {taken}, but gets {vectors.shape[1]} numbers"
         )
-    tensors = layer.tensors or layer.in_memory().tensors
-    assert tensors is not None
-    y = vectors @ tensors["linear.weight"].T + tensors.get("linear.bias", np.float32(0))
-    y = ACTIVATIONS[layer.activation](y)
+    layers = layer.layers or layer.in_memory().layers
+    assert layers is not None
+    # not NumPy's product, whose bits depend on the number of rows
+    y = ACTIVATIONS[layer.activation](head_outputs(layers["linear"], vectors))
     if layer.settings.get("use_residual", False):
-        y += vectors @ tensors["residual.weight"].T if taken != given else vectors
+        y += head_outputs(layers["residual"], vectors) if taken != given else vectors
     return y

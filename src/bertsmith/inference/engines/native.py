@@ -225,13 +225,8 @@ class NativeModel:
         return GELU_TANH if self.config.activation == "gelu_tanh" else GELU
 
     def head(self, name: str, x: np.ndarray, ending: int = PLAIN) -> np.ndarray:
-        """A linear layer's outputs, float32 [R, N] of [R, H]; `ending` may be its GELU."""
-        (linear, columns), rows = self.heads[name], len(x)
-        padded = np.zeros((-(-rows // ROWS) * ROWS, x.shape[1]), np.float32)
-        padded[:rows] = x
-        outputs = np.empty((len(padded), linear.bias.shape[1]), np.float32)
-        dense(padded, linear, ending, outputs)
-        return outputs[:rows, :columns]
+        """A linear layer's outputs, see `head_outputs`."""
+        return head_outputs(self.heads[name], x, ending)
 
     def first_states(self, features: Features) -> np.ndarray:
         """At [CLS], float32 [R, H]."""
@@ -438,6 +433,17 @@ def head_linear(weight: np.ndarray, bias: np.ndarray) -> Head:
     padded = np.pad(weight, ((0, more), (0, 0)))
     linear = stacked([(padded, np.pad(bias, (0, more)))], 1, np.dtype(np.float32))
     return Head(linear, len(weight))
+
+
+def head_outputs(head: Head, x: np.ndarray, ending: int = PLAIN) -> np.ndarray:
+    """A layer's outputs, float32 [R, N] of [R, H], each row's the same bits in any company;
+    `ending` may be its GELU."""
+    (linear, columns), rows = head, len(x)
+    padded = np.zeros((-(-rows // ROWS) * ROWS, x.shape[1]), np.float32)
+    padded[:rows] = x
+    outputs = np.empty((len(padded), linear.bias.shape[1]), np.float32)
+    dense(padded, linear, ending, outputs)
+    return outputs[:rows, :columns]
 
 
 def warm_up() -> dict[str, float]:
