@@ -8,18 +8,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bertsmith.base.settings import group_values
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.cli.experiments import distinct_names
+from bertsmith.corpus.examples.stream import Position
 from bertsmith.experiments.lineage import translation
-from bertsmith.experiments.lineage.pairs import read_splits
-from bertsmith.experiments.lineage.settings import AttentionSettings
+from bertsmith.experiments.lineage.pairs import PairRows, Sentences, read_splits
+from bertsmith.experiments.lineage.settings import SYSTEMS, AttentionSettings
 from bertsmith.experiments.lineage.translation import (
     BestWeights,
+    Translation,
     train_translation,
     translation_sums,
 )
 from bertsmith.experiments.lineage.translator import open_translator
+from bertsmith.training.engine import Engine
 from bertsmith.training.loop.step import Stepper
+from bertsmith.training.loop.task import TrainingState
 
 from ...tiny import bertsmith, cli, contents, refused, write
 
@@ -237,6 +242,28 @@ def test_smoothing_is_that_of_pytorch():
         torch.autograd.grad(loss, inputs), torch.autograd.grad(wanted, inputs), strict=True
     ):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("system", NETWORKS)
+def test_each_weight_is_counted_once(system, shared, tmp_path):
+    """Of as many source as target pieces; lookups cost nothing, the output's table does."""
+    settings = SYSTEMS[system](data=tmp_path, source="", target="", out=tmp_path, steps=1)
+    shape, config, network = translation.NETWORKS[system]
+    sizes = {"source_vocab_size": 40, "target_vocab_size": 40 if shared else 50}
+    model = network(config(**vars(group_values(settings, shape)), **sizes, shared=shared))
+    ids = np.array([7, 8, 3], np.int32)
+    source = Sentences(ids, np.array([0, 3]))
+    rows = PairRows(source, source.framed(np.array([2]), [2], 3))
+    engine = Engine(torch.device("cpu"), "float32", threads=1)
+    task = Translation(model, rows, rows, settings, engine, TrainingState(), BestWeights(1))
+    batch, _ = task.batch(Position())
+    looked_up = [one.weight for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    weights = sum(weight.numel() for weight in model.parameters())
+    weights -= sum(weight.numel() for weight in looked_up)
+    if any(weight is model.output_weight for weight in looked_up):
+        weights += model.output_weight.numel()
+    assert task.flops(batch) == 6 * 3 * weights
 
 
 def test_the_best_weights_are_kept_and_averaged():

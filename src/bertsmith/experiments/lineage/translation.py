@@ -165,7 +165,10 @@ class Translation:
         self.batches = TokenBatches(self.train.lengths, settings.batch_tokens, settings.seed)
         named = [(name, weight.numel()) for name, weight in self.model.named_parameters()]
         self._encoder = sum(size for name, size in named if name.startswith("encoder"))
-        tables = sum(part.weight.numel() for part in _tables(self.model))
+        # lookups cost nothing, and the output's matrix is counted by itself
+        apart = {part.weight for part in self.model.modules() if isinstance(part, nn.Embedding)}
+        output: Any = self.model.output_weight
+        tables = sum(weight.numel() for weight in apart | {output})
         self._decoder = sum(size for _, size in named) - self._encoder - tables
 
     def advance(self, position: Position) -> Position:
@@ -212,10 +215,6 @@ class Translation:
         figures = likelihood(self.model, self.dev, self.engine)
         self.best.offer(self.state.step, figures["nll"], self.model)
         return {"minutes": round(self.state.seconds / 60, 3), **figures}
-
-
-def _tables(model: nn.Module) -> list[nn.Embedding]:
-    return [part for part in model.modules() if isinstance(part, nn.Embedding)]
 
 
 def likelihood(model: nn.Module, pairs: PairRows, engine: Engine) -> dict[str, float]:
