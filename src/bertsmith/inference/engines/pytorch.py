@@ -135,7 +135,7 @@ class TorchModel:
         right has read backwards stands in the row's own order."""
         encoder = self.model.encoder
         read = encoders(encoder)
-        layers = [layer.qkv for one in read for layer in one.layers]
+        layers = [layer.get_submodule("qkv") for one in read for layer in one.layers]
         with torch.inference_mode(), self.hooking, kept_outputs(layers) as kept:
             encoder(*self._alone(row))
             found = [attention_weights(qkv_1TH[0], read[0].config) for qkv_1TH in kept]
