@@ -53,7 +53,7 @@ def test_every_kind_of_file_gives_its_strings(tmp_path, name, content, texts):
         ("a.csv", 'a\n"b', "a.csv:2: broken row"),
         ("a.parquet", "", "give evaluation sets as json"),
         ("a.txt", "\n", "a.txt: no text in it"),
-        ("a.words", "w1 O\n\nw2\n", "a.words:3: unknown type: 1 columns, .*: rename it .txt"),
+        ("a.words", "w1 O\n\nw2\n", "a.words:3: unknown type: 1 column, .*: rename it .txt"),
         ("a.en", "word\n", "a.en:1: unknown type: 1 column, where CoNLL columns would be 2"),
         ("a.md", "It rains.\nHe goes home.\n", "a.md:2: unknown type: 3 columns, .* be 2: ren"),
         ("a.json", "[" * 99_999, "a.json: JSON nested too deeply"),
