@@ -24,7 +24,7 @@ BLOCK = re.compile(
 )
 ELSEWHERE = re.compile(
     r"s3://|\bMODEL\b|docs\.txt|models/|wikipedia|books=|glue/|--data (sst|squad|mixed|pairs)\b"
-    r"|--model (large|longer)|pairs\.csv|--candidates"
+    r"|--model (large|longer)|--model pairs|--vectors faq|pairs\.csv|--candidates"
 )
 LITTLE = {"--minutes": "--steps 2", "--steps": "--steps 2", "--epochs": "--epochs 1"}
 LITTLE |= {"--trials": "--trials 2", "--seeds": "--seeds 1,2"}
