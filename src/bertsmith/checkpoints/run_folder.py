@@ -17,7 +17,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from bertsmith.base.files import (
     write_sealed_json,
 )
 from bertsmith.checkpoints.config_json import CONFIG_FILE
+from bertsmith.text.readers.files import without_password
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,14 +67,6 @@ class Skipped(NamedTuple):
 
     path: Path
     reason: str
-
-
-def without_password(text: str) -> str:
-    """
-    >>> without_password("postgresql://me:secret@host/studies")
-    'postgresql://me:***@host/studies'
-    """
-    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
 
 
 def step_number(checkpoint: Path) -> int:

@@ -162,6 +162,14 @@ def test_results_come_in_the_order_of_the_sources_from_batches_of_like_length():
     assert translate_ids(given, [], engine) == []
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused(number):
+    model = Markov(0)
+    model.output_bias[4] = number
+    with pytest.raises(ValueError, match="logits are not finite: its weights are damaged"):
+        search(model, [[3, EOS], [4, EOS]], beam=2)
+
+
 def test_a_beam_larger_than_the_vocabulary_is_refused():
     given = Search(Markov(0), BOS, EOS, DecodingSettings(beam=8))
     with pytest.raises(ValueError, match="`beam=8`: the vocabulary has 7 pieces"):

@@ -69,6 +69,15 @@ def test_a_changed_file_has_another_fingerprint(storage):
     assert input_fingerprint(path) != before
 
 
+def test_the_password_of_a_url_is_used_and_not_told(storage):
+    storage.pipe("/me:secret@host/b.txt", TEXT.encode())
+    url = "memory://me:secret@host/b.txt"
+    (recorded,) = input_fingerprint([url])
+    assert documents(url) == documents("memory://books/b.txt")
+    assert recorded["path"] == "memory://me:***@host/b.txt"
+    storage.rm("/me:secret@host", recursive=True)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -154,6 +154,8 @@ def beam_search(search: Search, source_BS: Tensor, lengths_B: Tensor) -> list[li
         open_NK = scores_NK.masked_fill(ended_NK, -math.inf)
 
         best_N = open_NK.amax(dim=1).tolist()
+        if any(map(math.isnan, best_N)):  # no hypothesis would ever end
+            raise ValueError("the model's logits are not finite: its weights are damaged")
         kept = [n for n, own in enumerate(under_way) if not own.is_done(best_N[n])]
         kept_N1 = torch.tensor(kept, dtype=torch.int64, device=device)[:, None]
         if len(kept) < len(under_way):

@@ -53,6 +53,14 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and "://" in source
 
 
+def without_password(text: str) -> str:
+    """
+    >>> without_password("postgresql://me:secret@host/studies")
+    'postgresql://me:***@host/studies'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+
+
 def file_system(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL, and the path in it.
 
@@ -100,14 +108,15 @@ def _library_errors() -> list[type[Exception]]:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a storage; `str` gives its URL. Errors: those of `storage_errors`."""
+    """A file of a storage; `str` gives its URL, without a password. Errors: those of
+    `storage_errors`."""
 
     url: str
     filesystem: Any
     path: str  # within the storage
 
     def __str__(self) -> str:
-        return self.url
+        return without_password(self.url)
 
     @property
     def name(self) -> str:
@@ -119,17 +128,17 @@ class RemoteFile:
 
     def open(self) -> BinaryIO:
         """Open a stream with read-ahead that can be entered anywhere, as parquet needs."""
-        with storage_errors(self.url):
+        with storage_errors(str(self)):
             return self.filesystem.open(self.path, "rb")
 
     def size(self) -> int:
         """Bytes, or 0 where the storage does not tell."""
-        with storage_errors(self.url):
+        with storage_errors(str(self)):
             return self.filesystem.size(self.path) or 0
 
     def fingerprint(self) -> str:
         """The storage's mark of a version: an ETag, a time."""
-        with storage_errors(self.url):
+        with storage_errors(str(self)):
             return str(self.filesystem.ukey(self.path))
 
 

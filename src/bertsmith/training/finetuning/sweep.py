@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.settings import to_mapping
-from bertsmith.checkpoints.run_folder import without_password
 from bertsmith.tasks.metrics import METRICS
+from bertsmith.text.readers.files import without_password
 from bertsmith.training.finetuning.search_space import (
     MACHINE,
     Range,

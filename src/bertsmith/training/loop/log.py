@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bertsmith.base.files import json_object, named_errors, write_text
-from bertsmith.checkpoints.run_folder import without_password
+from bertsmith.text.readers.files import without_password
 
 TOKEN_LOSSES = ("mlm_loss", "ltr_loss")  # with one of them the sum over all losses is not shown
 NOTES = {  # words of the progress line, those first that a narrow terminal shows

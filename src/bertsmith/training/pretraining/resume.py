@@ -19,12 +19,12 @@ from bertsmith.checkpoints.run_folder import (
     RunFolder,
     Skipped,
     describe,
-    without_password,
 )
 from bertsmith.checkpoints.stored import WEIGHTS
 from bertsmith.checkpoints.tensors import google_optimizer
 from bertsmith.corpus.examples.mixture import Corpus, Sources, open_corpus
 from bertsmith.model.heads import PreTrainingModel
+from bertsmith.text.readers.files import without_password
 from bertsmith.training.engine import AUTO, Engine, machine
 from bertsmith.training.optimizers import PaperAdam, load_state_tensors
 from bertsmith.training.pretraining.settings import BUDGETS, PretrainSettings, Recipe
