@@ -104,6 +104,25 @@ def test_a_list_of_other_or_changed_files_is_refused(texts, listed, tmp_path):
         read_lists([one], texts)
 
 
+def test_the_copy_that_stays_must_be_among_the_inputs_as_it_was(texts, tmp_path):
+    """Else the text would be in neither file of the store."""
+    copy = {"source": str(texts[1]), "document": 2, "of": {"source": str(texts[0]), "document": 0}}
+
+    def made_of(files):
+        write_list(tmp_path / "list.jsonl", "a test", {}, unique_inputs(files), [copy])
+        return [tmp_path / "list.jsonl"]
+
+    assert read(texts[1:], read_lists(made_of(texts), texts)) == ["b 0", "b 1", "b 3", "b 4"]
+    with pytest.raises(ValueError, match=r"list.jsonl:2: names .*a.txt, which is not among"):
+        read_lists(made_of(texts), texts[1:])
+    older = made_of(texts[1:])  # the copy is in text of --against
+    assert read(texts[1:], read_lists(older, texts[1:])) == ["b 0", "b 1", "b 3", "b 4"]
+    lists = made_of(texts)
+    write(texts[0], "another")
+    with pytest.raises(ValueError, match=r"a.txt has changed since the list was made"):
+        read_lists(lists, texts)
+
+
 def test_a_list_numbers_the_texts_of_one_column(texts, listed):
     one = listed([(texts[0], 0)])
     made_of = one.read_text().replace('{"k": 1}', '{"text_column": "body"}')

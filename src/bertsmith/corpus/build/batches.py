@@ -20,7 +20,7 @@ import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -190,8 +190,9 @@ def _entries(
         }
         for number, line in enumerate(file, 2):
             entry = _json_line(path, number, line, {"source": str, "document": int})
-            source = entry["source"]
-            if source not in checked:
+            for source in _named(entry, listed):
+                if source in checked:
+                    continue
                 if source not in current:
                     raise ValueError(
                         f"{path}:{number}: names {source}, which is not among the inputs: "
@@ -202,7 +203,18 @@ def _entries(
                         f"{path}: {source} has changed since the list was made: make it again"
                     )
                 checked.add(source)
-            yield source, entry["document"]
+            yield entry["source"], entry["document"]
+
+
+def _named(entry: dict[str, Any], listed: Container[str]) -> Iterator[str]:
+    """The file of a document, and that of the copy which stays in its place.
+
+    Of --against the latter is older text, which is not `listed`: it need not be an input.
+    """
+    yield entry["source"]
+    of = entry.get("of")
+    if isinstance(of, dict) and isinstance(of.get("source"), str) and of["source"] in listed:
+        yield of["source"]
 
 
 def _json_line(path: Path, number: int, line: str, types: dict[str, type]) -> dict[str, Any]:
