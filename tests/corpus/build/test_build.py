@@ -336,6 +336,14 @@ def test_text_without_pairs_is_refused_and_leaves_nothing(tmp_path, texts, messa
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize(("share", "hint"), [(0.0, ""), (0.9999, ", or lower `held_out`")])
+def test_to_hold_out_less_is_advised_where_something_is_held_out(tmp_path, share, hint):
+    documents = [Document("text", 1, ["w1 w2. w3 w4."])]
+    settings = BuildSettings(held_out=share)
+    with pytest.raises(ValueError, match=f": put a blank line between documents{hint}$"):
+        build_store([], TOKENIZER, tmp_path / "s", settings, documents=documents)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -303,10 +303,11 @@ def _check_enough(record: dict[str, Any], inputs: Sequence[Path | str], fewest: 
     if train["tokens"] + held_out["tokens"] == 0:
         raise no_text(inputs)
     if train["documents"] < fewest:
+        lower = ", or lower `held_out`" * (held_out["documents"] > 0)
         raise ValueError(
             f"{', '.join(map(str, inputs))}: {train['documents'] + held_out['documents']} "
             f"document(s), of which {held_out['documents']} held out: next-sentence pairs need two "
-            "to train on: put a blank line between documents, or lower `held_out`"
+            f"to train on: put a blank line between documents{lower}"
         )
 
 
