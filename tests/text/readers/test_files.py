@@ -78,6 +78,14 @@ def test_the_password_of_a_url_is_used_and_not_told(storage):
     storage.rm("/me:secret@host", recursive=True)
 
 
+def test_a_port_is_no_password(storage):
+    urls = [f"memory://host:9000/{name}@2026/b.txt" for name in ("books", "news")]
+    for url in urls:
+        storage.pipe(url.removeprefix("memory:/"), TEXT.encode())
+    assert [file["path"] for file in input_fingerprint(urls)] == urls
+    storage.rm("/host:9000", recursive=True)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -57,8 +57,10 @@ def without_password(text: str) -> str:
     """
     >>> without_password("postgresql://me:secret@host/studies")
     'postgresql://me:***@host/studies'
+    >>> without_password("http://host:9000/books@2026/a.txt")  # a port
+    'http://host:9000/books@2026/a.txt'
     """
-    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+    return re.sub(r"(://[^:/@\s]*):(?!\d+/)[^@\s]*@", r"\1:***@", text)
 
 
 def file_system(url: str) -> tuple[Any, str]:
