@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from bertsmith.corpus.store.store import TokenStore
@@ -126,6 +127,16 @@ def test_new_text_is_compared_with_the_text_of_a_store():
     assert "empty.txt: no text in it" in refusal(f"corpus dedup empty.txt {against} o")
 
 
+def test_the_password_of_a_url_is_in_no_list():
+    storage, place = fsspec.filesystem("memory"), "me:secret@host"
+    storage.pipe(f"/{place}/old.txt", Path("b.txt").read_bytes())
+    done(f"corpus dedup b.txt --against memory://{place}/old.txt --exact --out known.jsonl")
+    storage.rm(f"/{place}", recursive=True)
+    head, entries = read("known.jsonl")
+    assert head["settings"]["against"] == ["memory://me:***@host/old.txt"]
+    assert [one["of"]["source"] for one in entries] == 2 * ["memory://me:***@host/old.txt"]
+
+
 def test_an_older_list_stays_where_a_new_one_fails():
     write(Path("o"), "older")
     refusal("corpus contamination empty.txt --tasks dev.tsv --out o")
@@ -161,6 +172,7 @@ def test_an_older_list_stays_where_a_new_one_fails():
         ("corpus contamination empty.txt --tasks dev.tsv --out o", "no text in it"),
         ("corpus report empty.txt --exact", "empty.txt: no text in it"),
         ("corpus report a.txt --exact --similarity 0.7", "--similarity has no effect with --exact"),
+        ("corpus report memory://me:secret@host/x", "report: memory://me:***@host/x: no such file"),
         (f"{REPORT} --limit-mb 0", "--limit-mb 0.0: must be"),
         ("corpus report a.txt --similarity 2", "similarity = 2.0: expected"),
         (f"{REPORT} --workers 0", "--workers 0: must be at least"),

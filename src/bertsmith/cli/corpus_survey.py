@@ -150,6 +150,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
     from bertsmith.corpus.build.batches import BatchReader, unique_inputs, write_list
     from bertsmith.corpus.dedup import DuplicateFinder, sign
     from bertsmith.text.readers.documents import input_files, no_text
+    from bertsmith.text.readers.files import without_password
 
     _check_similarity(settings)
     everything = [*settings.against, *settings.inputs]
@@ -180,7 +181,7 @@ def run_corpus_dedup(settings: CorpusDedup) -> None:
         )
         kind["text_column"] = settings.text_column
         if settings.against:
-            kind["against"] = settings.against
+            kind["against"] = [without_password(name) for name in settings.against]
         entries = finder.entries(repetitions)
         write_list(settings.out, "corpus dedup", kind, inputs, entries)
         exact = sum(found.similarity == 1.0 for found in repetitions)

@@ -136,7 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        print(f"bertsmith {name}".rstrip() + f": {one_line(error)}", file=sys.stderr)
+        from bertsmith.text.readers.files import without_password
+
+        told = without_password(one_line(error))  # of a URL on the command line
+        print(f"bertsmith {name}".rstrip() + f": {told}", file=sys.stderr)
         return exit_code(error)
 
 
