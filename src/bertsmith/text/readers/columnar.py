@@ -75,7 +75,8 @@ def _parquet_column(path: Path | RemoteFile, column: str) -> Iterator[tuple[int,
 def no_text_column(where: str, column: str, found: Iterable[str]) -> ValueError:
     """The error for a missing column of a corpus."""
     fault = f"no column '{column}' (found: {', '.join(map(str, found)) or 'none'})"
-    return ValueError(f"{where}: {fault}: name the one with the text with `text_column`")
+    hint = f"name the one with the text with `text_column`, or rename it '{column}'"
+    return ValueError(f"{where}: {fault}: {hint}")
 
 
 def columnar_values(files: Sequence[Path], names: list[str]) -> tuple[dict[str, list[Any]], int]:
