@@ -174,7 +174,7 @@ def test_an_older_list_stays_where_a_new_one_fails():
         ("corpus report a.txt --exact --similarity 0.7", "--similarity has no effect with --exact"),
         ("corpus report memory://me:secret@host/x", "report: memory://me:***@host/x: no such file"),
         (f"{REPORT} --limit-mb 0", "--limit-mb 0.0: must be"),
-        ("corpus report a.txt --similarity 2", "similarity = 2.0: expected"),
+        ("corpus report a.txt --similarity 2", "--similarity 2.0: expected"),
         (f"{REPORT} --workers 0", "--workers 0: must be at least"),
     ],
 )

@@ -142,7 +142,7 @@ def test_no_document_at_all(tmp_path):
 
 @pytest.mark.parametrize("similarity", [0.49, 1.01, float("nan")])
 def test_impossible_similarities_are_named(similarity):
-    with pytest.raises(ValueError, match=f"similarity = {similarity}: expected"):
+    with pytest.raises(ValueError, match=f"`similarity={similarity}`: expected"):
         duplicates.check_similarity(similarity)
 
 

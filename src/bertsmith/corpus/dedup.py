@@ -52,7 +52,7 @@ START = np.uint64(0x5851F42D4C957F2D)  # of a word: an empty n-gram has another 
 def check_similarity(similarity: float) -> None:
     """Errors: ValueError below 0.5, where the bands would miss an eighth of the pairs."""
     if not 0.5 <= similarity <= 1:
-        raise ValueError(f"similarity = {similarity}: expected 0.5 to 1")
+        raise ValueError(f"`similarity={similarity}`: expected 0.5 to 1")
 
 
 class Signed(NamedTuple):

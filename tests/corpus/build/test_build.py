@@ -350,7 +350,7 @@ def test_to_hold_out_less_is_advised_where_something_is_held_out(tmp_path, share
         ({"held_out": 1.0}, "held_out"),
         ({"workers": 0}, "workers"),
         ({"backend": "spark"}, "`backend='spark'`: known are local, ray"),
-        ({"backend": "ray", "memory_mb": 900}, "memory_mb has no effect with the backend ray"),
+        ({"backend": "ray", "memory_mb": 900}, "`memory_mb` has no effect with `backend='ray'`"),
         ({"backend": "ray", "documents": []}, "documents are of this process"),
         ({"memory_mb": 10}, "`memory_mb=10`: a build needs"),
         ({"memory_mb": float("nan")}, "`memory_mb=nan`: a build needs"),

@@ -35,7 +35,7 @@ class WorkSettings:
         check_bounds(self)
         if self.backend == "ray" and self.memory_mb is not None:
             raise ValueError(
-                "memory_mb has no effect with the backend ray: start its nodes with a bound "
+                "`memory_mb` has no effect with `backend='ray'`: start its nodes with a bound "
                 "(ray start --memory ... --object-store-memory ...)"
             )
 
