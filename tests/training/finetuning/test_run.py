@@ -491,9 +491,18 @@ def test_a_stopped_run_goes_on_when_its_files_have_moved(
     trainer, model_folder, settings, tmp_path, stopped, capsys
 ):
     moved = replace(trainer, start=replace(trainer.start, folder=tmp_path / "moved"))
+    hashes = {"train": "ab12", "teacher": "cd34", "teacher_data": "ef56"}
     here, there = (
-        Provenance(data={"data": name, "dev": "10% of train", "data_sha256": {"train": "ab12"}})
-        for name in ("t.csv", "/home/ada/t.csv")
+        Provenance(
+            data={
+                "data": f"{folder}t.csv",
+                "dev": "10% of train",
+                "teacher": f"{folder}large",
+                "teacher_data": f"{folder}more.txt",
+                "data_sha256": hashes,
+            }
+        )
+        for folder in ("", "/home/ada/")
     )
     stopped(2, train_seeds, trainer, tmp_path / "run", settings, [1], provenance=here)
     shutil.copytree(model_folder, tmp_path / "moved")

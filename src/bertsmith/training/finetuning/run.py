@@ -140,7 +140,7 @@ def _begin(run: RunFolder, record: dict[str, Any]) -> None:
         there = run.settings()["settings"]
         # numbers may differ a little on another machine, seeds may be added, files may have moved:
         # what is in them is compared by `model_sha256` and `data_sha256`
-        free = (*MACHINE, "seeds", "model", "data", "dev")
+        free = (*MACHINE, "seeds", "model", "data", "dev", "teacher", "teacher_data")
         other = [name for name in here if name not in free and there.get(name) != here[name]]
         listed = ", ".join(f"{name} {there.get(name)}, not {here[name]}" for name in other)
         listed = f" of other settings ({listed})" if other else ""
