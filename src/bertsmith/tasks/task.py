@@ -237,22 +237,21 @@ CHOICE = (
 )
 
 OTHER_NAMES = {"dev": ("validation", "valid", "val")}  # what else a split is called
+STEMS = {split: (split, *OTHER_NAMES.get(split, ())) for split in ("train", "dev", "test")}
 
 
 def _json_files(*versions: str) -> dict[str, tuple[str, ...]]:
     """SQuAD's names for the versions in them."""
     ends = [f"{version}.json" for version in versions]
-    stems = {"train": ("train",), "dev": ("dev", *OTHER_NAMES["dev"]), "test": ("test",)}
-    return {split: tuple(stem + end for stem in stems[split] for end in ends) for split in stems}
+    return {split: tuple(stem + end for stem in STEMS[split] for end in ends) for split in STEMS}
 
 
 def _tag_files() -> dict[str, tuple[str, ...]]:
     """Names of CoNLL columns, those of CoNLL-2003 first, and of tables."""
     ends = ("", ".txt", ".conll", ".tsv", ".iob", ".iob2", ".bio", ".bioes", ".jsonl", ".csv")
     conll_2003 = {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"}
-    stems = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
     return {
-        split: (name, *(stem + end for stem in stems[split] for end in ends))
+        split: (name, *(stem + end for stem in STEMS[split] for end in ends))
         for split, name in conll_2003.items()
     }
 

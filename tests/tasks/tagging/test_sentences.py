@@ -322,6 +322,14 @@ def test_finding_files(tmp_path):
     assert find_file(task, tmp_path, "test") is None
 
 
+@pytest.mark.parametrize("name", ["dev.bio", "validation.conll", "valid.txt", "val.iob2.gz"])
+def test_a_dev_file_has_any_of_the_names_that_tables_have(tmp_path, name):
+    """By another one it would be passed over, and a part of train be taken for it."""
+    for path in (tmp_path / "train.conll", tmp_path / name):
+        path.touch()
+    assert find_file(find_task("ner"), tmp_path, "dev") == tmp_path / name
+
+
 @needs("conll2003")
 def test_the_real_test_set():
     sentences = read_sentences(DATA / "conll2003" / "eng.testb")
