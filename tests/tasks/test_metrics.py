@@ -63,6 +63,9 @@ def test_what_has_no_value_is_zero_with_a_reason(recwarn):
     assert metric_notes(["spearman", "mse"], *flat[::-1]) == {
         "spearman": "no value, counts 0: every label is 2.5"
     }
+    assert metric_notes(["matthews"], *constant, ("1", "2")) == {
+        "matthews": "no value, counts 0: every answer is 1"  # the class, not its number
+    }
     assert compute_metrics(["pearson"], np.ones(1), np.ones(1), 0) == {"pearson": 0.0}
     assert metric_notes(["pearson", "spearman"], np.arange(3.0), np.arange(3.0)) == {}
     assert not recwarn.list

@@ -99,7 +99,10 @@ def metric_notes(
     >>> metric_notes(["macro_f1"], np.array([0, 0]), np.array([0, 1]), "abc")
     {'macro_f1': 'counts 0 for each class without an example: c'}
     """
-    reasons = {name: METRICS[name].undefined(labels, predicted) for name in names}
+    shown = labels, predicted
+    if label_names and labels.ndim == 1:  # else a class called "2" would be told as 1
+        shown = tuple(np.array(list(label_names))[numbers] for numbers in shown)
+    reasons = {name: METRICS[name].undefined(*shown) for name in names}
     notes = {name: f"no value, counts 0: {reason}" for name, reason in reasons.items() if reason}
     has = labels if labels.ndim == 2 else labels[:, None] == np.arange(len(label_names))
     absent = [label_names[k] for k in np.flatnonzero(~np.any(has, axis=0)).tolist()]
@@ -120,7 +123,8 @@ def standard_error(share: float, count: int) -> float:
 def _one_value(true: np.ndarray, guess: np.ndarray) -> str | None:
     for values, what in ((true, "label"), (guess, "answer")):
         if (values == values[0]).all():
-            return f"every {what} is {values[0]:g}"
+            value = values[0] if isinstance(values[0], str) else f"{values[0]:g}"
+            return f"every {what} is {value}"
     return None
 
 

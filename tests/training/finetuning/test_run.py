@@ -183,17 +183,19 @@ def test_a_metric_without_a_value_is_told(toy, tmp_path, capsys):
     settings = replace(toy.settings, metric="matthews", epochs=1)
     trainer = toy.prepare(dev=dev, settings=settings, dev_mixed=toy.examples(20, 3))
     result = train_seeds(trainer, tmp_path / "run", settings, [1])
-    assert result["notes"]["matthews"] == "no value, counts 0: every label is 0"
+    assert result["notes"]["matthews"] == "no value, counts 0: every label is weather"
     assert result["metrics"]["matthews"] == 0.0
-    told = "warning: seed 1: matthews on dev: no value, counts 0: every label is 0\n"
+    told = "warning: seed 1: matthews on dev: no value, counts 0: every label is weather\n"
     assert told in capsys.readouterr().err
     found = evaluate_on(load(tmp_path / "run"), dev)
     assert found["notes"] == {
-        "matthews": "no value, counts 0: every label is 0",
+        "matthews": "no value, counts 0: every label is weather",
         "macro_f1": "counts 0 for each class without an example: food",
     }
     lines = [*metric_lines(found)]
-    assert any(line.endswith("0.0000  (no value, counts 0: every label is 0)") for line in lines)
+    assert any(
+        line.endswith("0.0000  (no value, counts 0: every label is weather)") for line in lines
+    )
 
 
 def test_figures_of_some_questions_are_not_said_to_be_of_all():
