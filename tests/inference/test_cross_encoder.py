@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import bertsmith
+from bertsmith.checkpoints.convert import convert
 from bertsmith.experiments.distillation import Teacher
 from bertsmith.inference.embeddings.pooling import similarity_training
 from bertsmith.model.config import ModelConfig
@@ -84,6 +85,9 @@ def test_every_version_says_what_makes_a_score(scorer, tmp_path, version, name):
         folder, own_task("regress", "a", "b", "c"), (), choose_engine("cpu", "float32")
     )
     np.testing.assert_allclose(teacher.outputs(data)[:, 0], expected, atol=1e-6)
+    for to in ("hugging-face", "tensorflow"):
+        convert(folder, tmp_path / to, to)
+        np.testing.assert_allclose(scores(tmp_path / to), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

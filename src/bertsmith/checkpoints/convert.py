@@ -16,6 +16,7 @@ from bertsmith.base.files import atomic_folder, write_json
 from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
+    SCORED_BY,
     architectures,
     config_entries,
     label_names,
@@ -80,7 +81,7 @@ def convert(
             "have: it stays a folder of bertsmith's own"
         )
     tokenizer = whole_tokenizer(source)
-    loaded = load_model(source, kind)
+    loaded, stored = load_model(source, kind), read_stored_config(source)
     names = label_names(source)
     # an option's score is one output, whatever labels were left in its config.json
     fits = issubclass(kind, TaskModel) and len(names) == loaded.model.num_outputs
@@ -89,9 +90,10 @@ def convert(
             loaded.model,
             label_names=names if fits else None,
             extra_config=read_extra_config(source),
-            problem_type=read_stored_config(source).get("problem_type"),
+            problem_type=stored.get("problem_type"),
             exclude=loaded.missing,
         )
+        entries |= {name: stored[name] for name in SCORED_BY if name in stored}
         weights = {n: x for n, x in loaded.model.state_dict().items() if n not in loaded.missing}
         write = write_google_model if to == "tensorflow" else write_model
         write(temporary, tokenizer, entries, weights)

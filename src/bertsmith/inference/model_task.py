@@ -9,6 +9,7 @@ from typing import Any
 from bertsmith.base.files import read_optional_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
+    SCORED_BY,
     TASK_KINDS,
     label_names,
     model_kind,
@@ -127,9 +128,9 @@ def cross_encoder_activation(folder: Path) -> str | None:
         if name := own.get("default_prompt_name"):
             raise ValueError(f"{path}: default_prompt_name '{name}': pairs have no prompt here")
         return str(own.get("activation_fn") or "Sigmoid")
-    inner = stored.get("sentence_transformers")
-    inner = inner.get("activation_fn") if isinstance(inner, dict) else None
-    found = inner or stored.get("sbert_ce_default_activation_function")
+    newer, older = map(stored.get, SCORED_BY)
+    inner = newer.get("activation_fn") if isinstance(newer, dict) else None
+    found = inner or older
     return None if found is None else str(found)
 
 
