@@ -30,6 +30,7 @@ HEAD_KINDS = {
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
 UNNAMED = ("",)  # columns of options
+LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers, also of a cross-encoder
 
 
 def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
@@ -93,7 +94,10 @@ def task_of_texts(folder: Path, **columns: str | None) -> ModelTask:
         return found
     if task.text_pair is None:  # it reads pairs, whatever their columns are called
         found = replace(found, task=replace(task, text_pair="text_pair"))
-    length = read_optional_json(folder / TOKENIZER_CONFIG).get("model_max_length")
+    # a tokenizer of ours knows the model's positions, see `copy_similarity_training`
+    length = read_optional_json(folder / LENGTH_FILE).get("max_seq_length")
+    if length is None:
+        length = read_optional_json(folder / TOKENIZER_CONFIG).get("model_max_length")
     limits = {} if length is None else {"max_length": min(length, found.encoding.max_length)}
     encoding = replace(found.encoding, **limits)
     if task.task_type != "regress":
