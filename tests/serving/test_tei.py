@@ -321,6 +321,21 @@ def test_about_the_model(post):
     assert told["model_dtype"] == "int8"
 
 
+def test_the_length_is_the_one_at_which_texts_are_cut(tmp_path, folders, served):
+    """Not the model's 32 positions, where it was trained on shorter rows."""
+    shorter = shutil.copytree(folders / "vectors", tmp_path / "shorter")
+    write(shorter / "sentence_bert_config.json", '{"max_seq_length": 10}')
+    opened = ServedModel.open("vectors", shorter, choose_processor("cpu", "float32"))
+    others = served("windows", "books")
+    for model, length in (opened, 10), (others["windows"], 8), (others["books"], 32):
+        with application({"own": model}, operations_of) as app:
+            told, listed = (ask(app, "GET", path).body for path in ("/info", "/v1/models"))
+        assert told["max_input_length"] == listed["data"][0]["max_tokens"] == length
+    head = " ".join(LONG.split()[:8])  # with [CLS] and [SEP]
+    with application({"own": opened}, operations_of) as app:
+        same(*ask(app, "POST", "/embed", {"inputs": [LONG, head]}).body)
+
+
 TYPES = {400: "Empty", 404: "Validation", 422: "Validation", 424: "Backend"}  # of an error
 REFUSALS = [  # path, body, status, message
     ("/embed", {"inputs": []}, 400, "`inputs` cannot be empty"),

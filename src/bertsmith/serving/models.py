@@ -132,7 +132,7 @@ class ServedModel:
             methods=list(self.methods),
             labels=list(names),
             reads_pairs=self.reads_pairs,
-            max_tokens=config.max_positions,
+            max_tokens=self.max_tokens,
             dimensions=self.pooling(UNPOOLED).size(config.hidden_size),
             precision=f"{own.engine}, {own.precision}",
             reports=list(self.reports),
@@ -158,6 +158,19 @@ class ServedModel:
         return self.methods[0] in ("classify", "score") and (
             self.predictor.model_task.task.text_pair is not None
         )
+
+    @property
+    def vector_tokens(self) -> int:
+        """Tokens of a row that becomes a vector."""
+        return self.trained.max_length or self.predictor.config.max_positions
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a row of its own method."""
+        if self.methods[0] in ANSWERS:
+            return self.predictor.model_task.encoding.max_length
+        is_embedder = self.methods[0] == "embed"
+        return self.vector_tokens if is_embedder else self.predictor.config.max_positions
 
     def warm_up(self) -> None:
         """Read the weights into memory, compile what is missing, answer once.
@@ -213,8 +226,8 @@ class ServedModel:
         if method.startswith("embed"):
             given, own = options.get("prompt"), self.trained
             prompt = own.prompt if given is None else own.prompts.get(given, given)
-        before, length = about_tokens(prompt) - 2, self.trained.max_length
-        room = max(1, (length or self.predictor.config.max_positions) - 2 - before)
+        before = about_tokens(prompt) - 2
+        room = max(1, self.vector_tokens - 2 - before)
         # the prompt stands before each window
         tokens = [min(k + before * -(-k // room), most) for k in map(about_tokens, items)]
         costs = work(method, items, tokens, options)
@@ -227,7 +240,7 @@ class ServedModel:
         if method == "attention":
             return ATTENTION_TOKENS
         if method.startswith("embed") and options.get("long_texts") != "windows":
-            return self.predictor.config.max_positions
+            return self.vector_tokens
         if method in ("classify", "score", "outputs", "explain"):
             encoding = self.predictor.model_task.encoding
             if encoding.long_texts != "windows":

@@ -445,10 +445,10 @@ async def info(app: Application, request: Request, body: None) -> dict[str, Any]
             "id2label": {str(k): name for k, name in enumerate(names)},
             "label2id": {name: k for k, name in enumerate(names)},
         }
-        length = model.predictor.model_task.encoding.max_length
+        length = model.max_tokens
     else:
         kind, of_kind = "embedding", {"pooling": model.trained.pool or "mean"}
-        length = model.predictor.config.max_positions
+        length = model.vector_tokens
     return {
         "model_id": model.name,
         "model_sha": None,
