@@ -341,6 +341,22 @@ def test_a_broken_row_is_named_as_without_ray(tmp_path, run, fake_ray, few):
     assert cli(*words, *ON_RAY).err == here.err
 
 
+def test_a_tokenizer_that_was_mended_starts_anew(tmp_path, run, few):
+    """What is kept was read as other pieces."""
+    source = write(tmp_path / "in.jsonl", [*films(4), '{"id": 4, "text": 5}'])
+    words, path = (
+        ("predict", run, source, "--out", tmp_path / "o.csv"),
+        run / "tokenizer_config.json",
+    )
+    mended = path.read_text()
+    write(path, json.dumps(json.loads(mended) | {"do_lower_case": False}))
+    assert "3 rows are kept" in cli(*words).err
+    write(path, mended)
+    write(source, films(4))
+    ran = cli(*words)
+    assert ran.code == 0 and "of another model or other flags: what it keeps is dropped" in ran.err
+
+
 def test_a_machine_with_another_model_or_none_is_named(tmp_path, run, fake_ray, monkeypatch):
     source, out = write(tmp_path / "in.jsonl", films(3)), tmp_path / "o.csv"
     shared = bulk.SharedModel.of(load(run, device="cpu"))

@@ -324,7 +324,8 @@ def answer_rows(
     """
     task_type = models[0].task_type
     assert isinstance(task_type, TextType)
-    request = request_digest([model.folder for model in models], model_task, out.suffix, flags)
+    folders, pieces = [model.folder for model in models], models[0].tokenizer.fingerprint
+    request = request_digest(folders, pieces, model_task, out.suffix, flags)
     with kept_parts(out, request, "rows", backend) as kept:
         numbered = windows(read_rows(source, model_task.task))
         first = next(numbered)
