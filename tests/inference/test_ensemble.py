@@ -72,6 +72,7 @@ def test_questions_are_the_same_whatever_their_columns_are_called():
         (predictor(SQUAD, "b", CASED), "vocabulary or casing"),
         (predictor(replace(SQUAD, encoding=STRIDE_64), "b"), "encoding .*stride"),
         (predictor(replace(SQUAD, thresholds={}), "b"), "set of tuned thresholds"),
+        (predictor(replace(SQUAD, score_activation="sigmoid"), "b"), "activation of scores"),
         (predictor(SST, "b"), "kind of task"),
         (predictor(replace(SQUAD, label_names=("0", "1")), "b"), "set of classes"),
     ],

@@ -49,6 +49,7 @@ def common_model_task(first: Predictor, others: Sequence[Predictor]) -> ModelTas
             ("encoding (max_length, doc_stride, ...)", task.encoding, theirs.encoding),
             ("vocabulary or casing", first.tokenizer.fingerprint, other.tokenizer.fingerprint),
             ("set of tuned thresholds", task.thresholds.keys(), theirs.thresholds.keys()),
+            ("activation of scores", task.score_activation, theirs.score_activation),
         ):
             if one != another:
                 raise ValueError(
