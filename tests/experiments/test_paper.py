@@ -247,6 +247,26 @@ def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, c
     assert costs.rows == [["Masked", "4x64", "9", "8.00e+00", "–", "–"]]
 
 
+def test_namesakes_of_two_groups_are_told_apart_wherever_they_stand():
+    experiment = read_experiment("lineage", "nano")
+    rows = {
+        one.name: {"title": one.title, "group": one.group, "figures": {}}
+        for one in experiment.variants
+    }
+    word, found = "not sure (+0.1 points)", {"difference": 0.1, "is_sure": False, "p_seeds": None}
+    pairs = [(one.better, one.worse) for one in experiment.claims]
+    claims = [
+        {"better": a, "worse": b, "source": "s", "words": {"sst2": word}}
+        for a, b in dict.fromkeys(pairs)
+    ]
+    tests = [{"rows": pair, "columns": {"sst2": found}} for pair in dict.fromkeys(pairs)]
+    result = {"rows": rows, "columns": ["sst2"], "tests": tests, "claims": claims, "curves": {}}
+    *_, of_claims, of_tests, costs = parts(result)
+    for part, size in ((of_claims, len(tests)), (of_tests, len(tests)), (costs, len(rows))):
+        assert len({row[0] for row in part.rows}) == len(part.rows) == size, part.rows
+    assert of_claims.rows[0][0] == "At equal tokens read: BERT (MLM) > LTR"
+
+
 def test_a_model_that_lowers_letters_is_another(tmp_path):
     found = []
     for name, lowers in (("a", True), ("b", True), ("c", False)):

@@ -106,13 +106,26 @@ def _curves(curves: Mapping[str, Any], columns: Sequence[str]) -> Part:
     return Part("Over the pre-training", pictures=pictures)
 
 
+def named(rows: Mapping[str, Any], names: Sequence[str], between: str = "") -> str:
+    """Rows by their titles, behind the title of their group: two groups may have namesakes.
+
+    >>> row = {"title": "A", "group": "At equal text"}
+    >>> named({"a": row, "b": {**row, "title": "B"}}, ("a", "b"), " > ")
+    'At equal text: A > B'
+    """
+    parts, group = [], ""
+    for row in map(rows.__getitem__, names):
+        is_new = row["group"] not in ("", group)
+        parts.append(f"{row['group']}: {row['title']}" if is_new else row["title"])
+        group = row["group"]
+    return between.join(parts)
+
+
 def _claims(result: Mapping[str, Any]) -> Part:
-    titles = {name: row["title"] for name, row in result["rows"].items()}
-    rows = [
-        [f"{titles[claim['better']]} > {titles[claim['worse']]}", column, claim["source"], word]
-        for claim in result["claims"]
-        for column, word in claim["words"].items()
-    ]
+    rows = []
+    for claim in result["claims"]:
+        pair = named(result["rows"], (claim["better"], claim["worse"]), " > ")
+        rows += [[pair, column, claim["source"], word] for column, word in claim["words"].items()]
     words = (
         "A difference holds, or does not, where a paired bootstrap over the dev examples and a "
         "paired t over the seeds both have p below 0.05; else it is not sure. At a small scale "
@@ -124,8 +137,6 @@ def _claims(result: Mapping[str, Any]) -> Part:
 
 
 def _tests(result: Mapping[str, Any], columns: Sequence[str]) -> Part:
-    titles = {name: row["title"] for name, row in result["rows"].items()}
-
     def cell(found: Mapping[str, Any] | None) -> str:
         if found is None:
             return NO_VALUE
@@ -140,8 +151,7 @@ def _tests(result: Mapping[str, Any], columns: Sequence[str]) -> Part:
 
     rows = []
     for test in result["tests"]:
-        (first, second), found = test["rows"], test["columns"]
-        pair = f"{titles[first]} - {titles[second]}"
+        pair, found = named(result["rows"], test["rows"], " - "), test["columns"]
         rows.append([pair, *(cell(found.get(column)) for column in columns)])
     words = (
         "First minus second in points, the 95% interval of the bootstrap, its p, and p over the "
@@ -154,14 +164,14 @@ def _tests(result: Mapping[str, Any], columns: Sequence[str]) -> Part:
 def _costs(rows: Mapping[str, Any], columns: Sequence[str]) -> Part:
     first = next(iter(rows.values()))
     table = []
-    for row in rows.values():
+    for name, row in rows.items():
         made, found = row.get("pretraining", {}), row["figures"]
         # two metrics of a task are one training
         spent = {column.partition(":")[0]: one for column, one in found.items()}
         total = sum(one.get("flops", 0.0) for one in spent.values())
         table.append(
             [
-                row["title"],
+                named(rows, (name,)),
                 row.get("size", NO_VALUE),
                 f"{made['tokens']:,}" if made else NO_VALUE,
                 f"{made['flops']:.2e}" if made else NO_VALUE,
