@@ -16,7 +16,7 @@ from bertsmith.experiments.paper.experiment import (
     read_experiment,
 )
 from bertsmith.experiments.paper.page import parts
-from bertsmith.experiments.paper.reproduce import plans_of
+from bertsmith.experiments.paper.reproduce import curves, plans_of
 from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
 from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
 from bertsmith.experiments.settings import ReproduceSettings
@@ -185,22 +185,46 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
     assert "3 of 9 finetune cells left" in dry.out and "0 of 3 pretrain cells" in dry.out
 
 
-def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
-    out = tmp_path / "out"
+def with_points(files):
+    """The toy, measured after half of each pre-training as well."""
     curve = (
         toy(files, "curve", more="points = [0.5, 1.0]").read_text().replace('"perplexity", ', "")
     )
     curve = curve[: curve.index('[[variants]]\nname = "elmo"')] + curve[curve.index("[[claims]]") :]
     curve = curve.replace('better = "mlm"', 'better = "mlm@1"')
     curve = curve.replace('worse = "ltr"', 'worse = "mlm@0.5"')
-    toml = write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
+    return write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
+
+
+def test_a_model_that_is_there_has_no_curve_and_only_the_papers_rows_a_legend(files):
+    given = {"text": files[:1], "data": files[1], "models": ("model",), "tasks": ("sst2",)}
+    plans = plans_of(ReproduceSettings(experiments=(str(with_points(files)),), **given))
+    ((experiment, _),) = plans.values()
+    assert "model" in [one.name for one in experiment.variants]
+    rows = {
+        one.name: {
+            "title": one.title,
+            "group": "",
+            "figures": {"sst2": {"mean": 0.5, "std": None, "paper": one.paper.get("sst2")}},
+        }
+        for one in experiment.variants
+    }
+    drawn = curves(experiment, rows)
+    assert [*drawn] == ["Masked", "Left to right", "Masked, again"]
+    result = {"rows": rows, "columns": ["sst2"], "tests": (), "claims": (), "curves": drawn}
+    ((_, legend, _),) = next(part.pictures for part in parts(result) if part.pictures)
+    assert legend.count("the paper") == 1 and "Masked, the paper" in legend
+
+
+def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
+    out, toml = tmp_path / "out", with_points(files)
     ran = cli(*command(files, out, "--tasks", "sst2", toml=toml))
     assert ran.code == 0, ran.err
     assert "pretrain-mlm-4x64" in made(out) and "finetune-mlm-4x64-step3-sst2-1" in made(out)
     assert "Over the pre-training" in (out / "curve.html").read_text()
-    curves = read_json(out / "curve.json")["curves"]
-    assert [at for at, _ in curves["Masked"]] == [0.5, 1.0]
-    assert curves["Masked"][0][1]["sst2"]["paper"] == 92.6
+    drawn = read_json(out / "curve.json")["curves"]
+    assert [at for at, _ in drawn["Masked"]] == [0.5, 1.0]
+    assert drawn["Masked"][0][1]["sst2"]["paper"] == 92.6
     half, whole = (read_json(out / "curve.json")["rows"][f"mlm@{at}"] for at in ("0.5", "1"))
     for name in ("tokens", "flops"):  # of three steps, and of six
         assert 2 * half["pretraining"][name] == whole["pretraining"][name]

@@ -100,7 +100,9 @@ def _curves(curves: Mapping[str, Any], columns: Sequence[str]) -> Part:
             known = [(at, value) for at, value in theirs if value is not None]
             for line, shape in ((ours, "step"), (known, "dot")):
                 drawn.append(Curve([x for x, _ in line], [y for _, y in line], number, shape))
-            names += [(name, number, "line"), (f"{name}, the paper's", number, "dot")]
+            names.append((name, number, "line"))
+            if known:
+                names.append((f"{name}, the paper's", number, "dot"))
         chart = draw(drawn, x_label="percent of the pre-training")
         pictures.append((column, html.legend(names), chart))
     return Part("Over the pre-training", pictures=pictures)

@@ -241,9 +241,11 @@ def cells_of(experiment: Experiment, work: Work) -> list[Cell]:
 
 
 def curves(experiment: Experiment, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Variant -> (part of the pre-training, figures), in order, where there are points."""
+    """Variant -> (part of the pre-training, figures), in order, where there are points; a model
+    that is there has no pre-training."""
     found: dict[str, Any] = {}
-    for variant in experiment.variants if experiment.points else ():
+    made_here = [one for one in experiment.variants if not one.model]
+    for variant in made_here if experiment.points else ():
         title = variant.title.rpartition(", ")[0]
         found.setdefault(title, []).append((variant.at, rows[variant.name]["figures"]))
     return found
