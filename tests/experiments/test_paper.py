@@ -414,6 +414,13 @@ def with_line(variant, line):
     return f'title = "{variant}"', f'title = "{variant}"\n{line}'
 
 
+def kept_at_half(steps, columns=""):
+    """The first row after half of its six steps, with checkpoints of some."""
+    objective = 'objective = "mlm"'
+    line = f'title = "Masked"\npretrain = {{ {objective}'
+    return f"{line} }}", f"at = 0.5\n{columns}\n{line}, keep_steps = {steps} }}"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -443,6 +450,9 @@ def with_line(variant, line):
         (with_line("Masked", "at = 1.5"), "variant mlm: at=1.5: must be above 0"),
         (with_line("Masked", "at = 0.5"),
          "wrong.toml: variant mlm: at=0.5 is none of the experiment's points"),
+        (kept_at_half("[3]"), "mlm: perplexity is that of the end, and at=0.5 is before it"),
+        (kept_at_half("[2, 4]", 'columns = ["sst2"]'),
+         "Masked: at=0.5 is step 3, which keep_steps of its pre-training lacks: name it there"),
         (("models = true", "points = [0.0, 1.0]"), "wrong.toml: points=0.0: must be above 0"),
         (("models = true", "points = 0.5"), "wrong.toml: points = 0.5: expected a list"),
         ((TOY[TOY.index("[nano]") :].format(seeds=1), "points = [0.5]\n[variants]\nname = 'mlm'"),

@@ -178,7 +178,7 @@ class Experiment:
 
     def _check_variant(self, variant: Variant) -> None:
         """Errors: ValueError that names the variant, for what its system cannot do, a number out of
-        bounds, or a part of the pre-training of which no checkpoint is kept."""
+        bounds, or a part of the pre-training that cannot be measured."""
         try:
             check_bounds(variant)
         except ValueError as error:
@@ -204,6 +204,11 @@ class Experiment:
             raise ValueError(
                 f"variant {variant.name}: at={variant.at} is none of the experiment's points, so "
                 "that no checkpoint of it is kept: name it in points, or leave at out"
+            )
+        if Column(PERPLEXITY) in self.columns_of(variant):
+            raise ValueError(
+                f"variant {variant.name}: perplexity is that of the end, and at={variant.at} is "
+                "before it: give it columns without perplexity"
             )
 
     def variant(self, name: str) -> Variant:

@@ -307,7 +307,10 @@ class Work:
     # --- what is measured
 
     def start(self, variant: Variant) -> tuple[Path, dict[str, Any], tuple[Cell, ...]]:
-        """(The model's folder, what tells it from others, the cells that make it)."""
+        """(The model's folder, what tells it from others, the cells that make it).
+
+        Errors: ValueError for a part of a pre-training of which no checkpoint is kept.
+        """
         if variant.model:
             folder = open_model_folder(variant.model)
             return folder, {"model": model_digests(folder)}, ()
@@ -315,7 +318,12 @@ class Work:
         folder = cell.folder(self.root)
         if variant.at == 1.0:
             return folder, {}, (cell,)
-        step = self.step(self.pretrain_settings(variant), variant.at)
+        settings = self.pretrain_settings(variant)
+        if (step := self.step(settings, variant.at)) not in settings["keep_steps"]:
+            raise ValueError(
+                f"{variant.title}: at={variant.at} is step {step:,}, which keep_steps of its "
+                "pre-training lacks: name it there"
+            )
         return folder / "checkpoints" / f"step-{step:08}", {"step": step}, (cell,)
 
     def measurement(self, variant: Variant, column: Column, seed: int) -> Cell:
