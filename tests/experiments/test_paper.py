@@ -488,6 +488,10 @@ def test_mistakes_of_the_command(files, tmp_path):
         *own, "--variants", "ltr", "--tasks", "ner"
     )
     assert "nano" in refused(*own, "--scale", "nan")
+    within = files[2] / "out"  # its logs and pages would be read as text, and change every key
+    lies = f"{within} lies in the text {files[2]}: name an --out outside of it"
+    assert lies in refused("reproduce", toy(files), "--text", files[2], *own[4:6], "--out", within)
+    assert not within.exists()
     own[1] = "table9"
     assert "unknown experiment 'table9': did you mean 'table" in refused(*own)
     assert "two experiments are called toy" in refused(own[0], toy(files), toy(files), *own[2:])

@@ -41,8 +41,10 @@ def reproduce(settings: ReproduceSettings) -> list[Path]:
     """Compute what the experiments need and write their tables: the paths of the pages.
 
     Errors: ValueError for an unknown experiment, variant or task, an experiment without any of its
-    tasks, a finished cell whose files were changed; KeyboardInterrupt when a signal asked to stop.
+    tasks, an `out` within the text, a finished cell whose files were changed; KeyboardInterrupt
+    when a signal asked to stop.
     """
+    check_out(settings)
     plans = plans_of(settings)
     if settings.dry_run:
         print("\n".join(cost(plans, settings)))
@@ -64,6 +66,13 @@ def reproduce(settings: ReproduceSettings) -> list[Path]:
     if failed:
         raise failed[0]
     return written
+
+
+def check_out(settings: ReproduceSettings) -> None:
+    """Errors: ValueError for an `out` in a folder of text: what is written there would be text."""
+    for path in settings.text:
+        if path.is_dir() and settings.out.resolve().is_relative_to(path.resolve()):
+            raise ValueError(f"{settings.out} lies in the text {path}: name an `out` outside of it")
 
 
 def write_pages(name: str, experiment: Experiment, work: Work, settings: ReproduceSettings) -> Path:
