@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,7 +93,11 @@ def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, monkeypatch, how):
     ]
     with pytest.raises(ValueError, match="was made with steps = 6, not 7"):
         pretrain_elmo(settings("stopped", steps=7))
-    pretrain_elmo(settings("stopped"))
+    other = write(tmp_path / "other.txt", text.read_text() + "The cow sleeps.\n")
+    with pytest.raises(ValueError, match="stopped was made with text_sha256 = "):
+        pretrain_elmo(replace(settings("stopped"), text=[other]))
+    moved = write(tmp_path / "moved.txt", text.read_text())
+    pretrain_elmo(replace(settings("stopped"), text=[moved]))
     weights = [
         (tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")
     ]

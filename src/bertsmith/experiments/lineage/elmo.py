@@ -48,7 +48,8 @@ from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed
 
 KIND = "lineage elmo"  # of the run
-FREE = ("device", "precision", "threads", "checkpoint_every", "out")
+# of the settings of a run that goes on; what is in the files is compared by `text_sha256`
+FREE = ("device", "precision", "threads", "checkpoint_every", "out", "text")
 EVALUATED = 64  # sentences at once
 
 
