@@ -438,7 +438,6 @@ def run_features_ner(settings: FeaturesNer) -> None:
     seeds = parse_seeds(settings.seeds)
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.checkpoints.reading import load_tokenizer
-    from bertsmith.checkpoints.stored import weight_files
     from bertsmith.tasks.tagging.summary import case_warning
     from bertsmith.tasks.task import find_task
     from bertsmith.text.readers.tables import digest
@@ -458,7 +457,6 @@ def run_features_ner(settings: FeaturesNer) -> None:
     if test := task_type.find_file(task, settings.data, "test"):
         data["test"] = task_type.read(test, task, task_type.label_names(train))
         record["data_sha256"]["test"] = digest(test)
-    record["model_sha256"] = [digest(path) for path in weight_files(folder)]
     print(task_type.summarize(train, data["dev"]), file=sys.stderr)
     if warning := case_warning(train, load_tokenizer(folder).normalization):
         print(warning, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -144,11 +145,12 @@ def test_a_stopped_run_goes_on(model_folder, data, tmp_path, monkeypatch):
         return train_row(row, *arguments)
 
     monkeypatch.setattr(table_module, "train_row", stopped)
-    wanted = model_folder, data, ["last", "sum-all"], [1, 2], ONCE, out
+    wanted = data, ["last", "sum-all"], [1, 2], ONCE, out
     with pytest.raises(KeyboardInterrupt):
-        feature_table(*wanted)
+        feature_table(model_folder, *wanted, Provenance(data={"data": "here", "dev": "here"}))
     monkeypatch.setattr(table_module, "train_row", train_row)
-    result = feature_table(*wanted)
+    moved = shutil.copytree(model_folder, tmp_path / "moved")  # and the data too
+    result = feature_table(moved, *wanted, Provenance(data={"data": "there", "dev": "there"}))
     assert done == ["Last Hidden"] * 2
     seeds = {name: list(row["seeds"]) for name, row in result["rows"].items()}
     assert seeds == {"last": ["1", "2"], "sum-all": ["1", "2"]}
@@ -182,6 +184,8 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     run()
     refuses(r"was made with learning_rate = 0\.01, not 0\.1: give the same", learning_rate=0.1)
     refuses("was made with data_sha256 = None, not x", record={"data_sha256": "x"})
+    deeper = write_model(tmp_path / "deeper", "5x64")
+    refuses("was made with model_sha256 = ", folder=deeper)
 
 
 def test_only_the_first_sentences_are_learned_from(model_folder, data, tmp_path):

@@ -27,6 +27,7 @@ from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import load_model
 from bertsmith.checkpoints.reading import load_tokenizer
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
+from bertsmith.checkpoints.stored import weight_files
 from bertsmith.corpus.examples.stream import Position
 from bertsmith.model.heads import BareModel
 from bertsmith.model.recurrent import FeatureTagger
@@ -34,6 +35,7 @@ from bertsmith.tasks.tagging.features import IGNORED, featurize_sentences
 from bertsmith.tasks.tagging.schemes import tag_scores
 from bertsmith.tasks.tagging.sentences import Sentences
 from bertsmith.tasks.task import EncodingSettings
+from bertsmith.text.readers.tables import digest
 from bertsmith.text.tokenizer.rows import concatenated_ranges, pad
 from bertsmith.training import engine as engines
 from bertsmith.training.engine import Engine
@@ -54,7 +56,9 @@ from bertsmith.training.optimizers import build_optimizer
 from bertsmith.training.replicas import computed, row_batches
 
 KIND = "features ner"
-FREE = "device", "threads"  # of the settings of a run that goes on
+# of the settings of a run that goes on; files may have moved: what is in them is compared by
+# `model_sha256` and `data_sha256`
+FREE = "device", "threads", "model", "data", "dev"
 WEIGHT_DECAY, MAX_GRAD_NORM, WARMUP = 0.01, 1.0, 0.1
 BUDGET_WORDS = 4096  # of a batch of evaluation
 
@@ -233,6 +237,7 @@ def feature_table(
     engine = engines.choose_engine(settings.device, settings.precision, settings.threads)
     run = RunFolder(out)
     described = asdict(settings) | engine.settings() | {"model": str(folder), **provenance.data}
+    described["model_sha256"] = [digest(path) for path in weight_files(folder)]
     run.is_begun(KIND, described, FREE)
     with run.locked():
         # again: another process may have been here meanwhile
