@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from bertsmith.text.readers.documents import input_files, input_fingerprint, read_documents
-from bertsmith.text.readers.files import storage_errors
+from bertsmith.text.readers.files import RemoteFile, storage_errors
 
 from ...tiny import refused, write
 
@@ -67,6 +67,28 @@ def test_a_changed_file_has_another_fingerprint(storage):
     assert before == input_fingerprint(path) and before[0]["bytes"] == len(TEXT.encode())
     storage.pipe("/books/b.txt", TEXT.upper().encode())
     assert input_fingerprint(path) != before
+
+
+class Told(fsspec.AbstractFileSystem):
+    """A storage that tells this of each of its files."""
+
+    cachable = False
+
+    def __init__(self, **told):
+        super().__init__()
+        self.told = told
+
+    def info(self, path, **_):
+        return self.told
+
+
+def test_a_fingerprint_is_of_the_version_not_of_when_and_how_it_was_read():
+    def mark(**told):
+        return RemoteFile("sftp://host/a.txt", Told(**told), "/a.txt").fingerprint()
+
+    assert mark(mtime=3, time=5) == mark(mtime=3, time=6) != mark(mtime=4, time=5)
+    assert mark(ETag="a", mtime=3) == mark(ETag="a", Key="a.txt") != mark(ETag="b", mtime=3)
+    assert mark(size=1, created=3) == mark(size=1, created=3) != mark(size=1, created=4)
 
 
 def test_the_password_of_a_url_is_used_and_not_told(storage):

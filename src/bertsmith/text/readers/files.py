@@ -32,6 +32,8 @@ STANDARD_INPUT = Path("standard input")  # this object itself, not a file of the
 MAX_LINE = 1_000_000  # characters of a paragraph
 MAX_ROW = 16_000_000  # characters of a row of a jsonl, csv or tsv file
 
+MARKS = ("etag", "last-modified", "mtime")  # of a version, in what a storage tells of a file
+
 # Errors of the libraries behind fsspec that are no OSError: module -> names of the classes.
 LIBRARY_ERRORS = {
     "aiohttp": ("ClientError",),
@@ -139,9 +141,15 @@ class RemoteFile:
             return self.filesystem.size(self.path) or 0
 
     def fingerprint(self) -> str:
-        """The storage's mark of a version: an ETag, a time."""
+        """The storage's mark of a version: an ETag, a time.
+
+        fsspec's own is of the URL alone over https, and elsewhere of all that the storage tells: of
+        sftp and smb the time of the last reading, too.
+        """
         with storage_errors(str(self)):
-            return str(self.filesystem.ukey(self.path))
+            told = {name.lower(): value for name, value in self.filesystem.info(self.path).items()}
+            marks = [told[name] for name in MARKS if told.get(name)]
+            return str(marks[0] if marks else self.filesystem.ukey(self.path))
 
 
 def remote_files(url: str) -> tuple[list[RemoteFile], bool]:
