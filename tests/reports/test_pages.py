@@ -7,6 +7,7 @@ from bertsmith.reports.pages import write_report
 from bertsmith.reports.runs import read_run
 
 from ..tiny import bertsmith, refused, write
+from .conftest import write_run
 
 
 @pytest.mark.usefixtures("unwritten_charts")
@@ -119,3 +120,20 @@ def test_a_feature_ner_run_has_no_report(tmp_path):
     with pytest.raises(ValueError, match=f"^{run}: .* has no report: see {run}/table.md"):
         write_report([run], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_dictionary_has_no_report(tmp_path):
+    run = write(tmp_path / "words" / "run.json", '{"kind": "lineage word-for-word"}').parent
+    with pytest.raises(ValueError, match="has no report: `bertsmith lineage evaluate` measures it"):
+        write_report([run], tmp_path / "report.html")
+
+
+def test_a_translators_minutes_are_no_metric(page, tmp_path):
+    log = [{"event": "train", "step": step, "loss": 9 / step} for step in (1, 2, 3)]
+    figures = {"step": 3, "minutes": 0.7, "nll": 2.5, "perplexity": 12.2, "accuracy": 0.5}
+    settings = {"data": "multi30k", "seed": 1}
+    result = {"steps": 3, "tokens": 90, "seconds": 42.0}
+    log.append({"event": "evaluate", **figures})
+    words, _ = page(write_run(tmp_path / "tf", "lineage transformer", settings, log, result))
+    assert "2.5 nll" in words and "12.2 perplexity" in words and "50.0% accuracy" in words
+    assert "Nll on the development set" in words and "inutes" not in words

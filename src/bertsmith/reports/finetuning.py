@@ -22,6 +22,7 @@ from bertsmith.tasks.metrics import METRICS
 
 FEWEST_SEEDS = 3  # of a std or an interval: of two it is 13 times as wide as their distance
 MAX_TRIALS = 60  # rows of the table of a search
+WHEN = ("event", "step", "epoch", "minutes")  # of a line of the log, beside its metrics
 
 # The sections about the answers on the dev set, by the task type.
 SECTIONS: dict[str, Callable[[Run], list[str]]] = {
@@ -120,7 +121,7 @@ def metrics_by_seed(run: Run) -> dict[str, Mapping[str, Any]]:
     found = {}
     for seed, part in run.part_runs.items():
         newest = part.last("evaluate").items()
-        metrics = {name: value for name, value in newest if name not in ("event", "step", "epoch")}
+        metrics = {name: value for name, value in newest if name not in WHEN}
         found[seed] = part.result.get("metrics") or metrics
     return found
 

@@ -25,6 +25,10 @@ DEV_KEYS = {
     "tag": ("label", "predicted", "words", "probabilities"),
     "answer": ("answers", "predicted", "question", "context"),
 }
+NO_REPORT = {  # kinds of runs without a training of their own: what to look at
+    "features ner": "see {folder}/table.md and result.json",
+    "lineage word-for-word": "`bertsmith lineage evaluate` measures it",
+}
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,9 @@ def read_run(folder: Path) -> Run:
             "(give a folder that pretrain, finetune or quickstart wrote)"
         )
     description = read_json_object(folder / "run.json")
-    if description.get("kind") == "features ner":  # many trainings, none of them the run's own
-        raise ValueError(
-            f"{folder}: a features ner run has no report: see {folder}/table.md and result.json"
-        )
+    if instead := NO_REPORT.get(str(description.get("kind"))):
+        kind = description["kind"]
+        raise ValueError(f"{folder}: a {kind} run has no report: {instead.format(folder=folder)}")
     parts = sorted((folder / "seeds").glob("*/log.jsonl"), key=lambda log: _order(log.parent.name))
     seeds = {log.parent.name: _read_part(log.parent, description, {}) for log in parts}
     return _read_part(folder, description, seeds)
