@@ -90,14 +90,23 @@ def test_every_version_says_what_makes_a_score(scorer, tmp_path, version, name):
         np.testing.assert_allclose(scores(tmp_path / to), expected, atol=1e-6)
 
 
-def test_the_length_of_a_cross_encoder_travels_along(scorer, tmp_path):
+@pytest.mark.parametrize("version", [5, 6])
+def test_the_length_of_a_cross_encoder_travels_along(scorer, tmp_path, version):
     """A converted folder's tokenizer knows all positions of the model."""
     folder = shutil.copytree(scorer, tmp_path / "theirs")
-    own = {"model_type": "CrossEncoder", "activation_fn": ACTIVATIONS["Identity"]}
-    write(folder / "config_sentence_transformers.json", json.dumps(own))
-    write(folder / "sentence_bert_config.json", '{"transformer_task": "sequence-classification"}')
-    path = folder / "tokenizer_config.json"
-    write(path, json.dumps(json.loads(path.read_text()) | {"model_max_length": 20}))
+
+    def add(name, **entries):
+        path = folder / name
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        write(path, json.dumps(stored | entries))
+
+    own = {"activation_fn": ACTIVATIONS["Identity"]}
+    if version == 6:
+        add("config_sentence_transformers.json", model_type="CrossEncoder", **own)
+        add("sentence_bert_config.json", transformer_task="sequence-classification")
+    else:
+        add("config.json", sentence_transformers=own)
+    add("tokenizer_config.json", model_max_length=20)
     convert(folder, tmp_path / "new")
     np.testing.assert_allclose(scores(tmp_path / "new"), scores(folder), atol=1e-6)
     assert not np.allclose(scores(folder), scores(scorer), atol=1e-3)  # some were cut

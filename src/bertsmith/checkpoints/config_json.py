@@ -129,6 +129,7 @@ TASK_KINDS = (
 TASK_HEADS = ("classifier.", "qa_outputs.")  # tensors of the layer that a task's model adds
 # entries of sentence-transformers 4 and 5, and before, on what makes a cross-encoder's scores
 SCORED_BY = ("sentence_transformers", "sbert_ce_default_activation_function")
+LENGTH_FILE = "sentence_bert_config.json"  # of theirs, also of a cross-encoder
 OWN_PREFIX = "Bertsmith"  # in place of Bert, in the name of what transformers' BERT cannot compute
 OWN_TYPE = "bertsmith"  # the model_type of what transformers' BERT cannot compute
 OWN_SETTINGS = "model"  # where its config.json has them, under our names

@@ -17,17 +17,20 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.base import VERSION
-from bertsmith.base.files import read_json, write_json
+from bertsmith.base.files import read_json, read_optional_json, write_json
 from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
     KINDS,
+    LENGTH_FILE,
     OTHER_CLASSES,
     OWN_PREFIX,
+    SCORED_BY,
     TASK_HEADS,
     config_entries,
     model_kind,
     read_config,
+    read_stored_config,
 )
 from bertsmith.checkpoints.formats.google import (
     GOOGLE_CONFIG,
@@ -94,7 +97,6 @@ CLASSES: dict[str, type[nn.Module]] = {
 }
 POSITIONS = "embeddings.position.weight"  # of one direction or the other
 READER = "reader."  # tensors of a BiLSTM between encoder and head
-LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -332,14 +334,19 @@ def whole_tokenizer(folder: Path) -> Tokenizer:
 
 
 def copy_similarity_training(source: Path, target: Path) -> None:
-    """Copy the files of sentence-transformers that say how a folder's vectors are made."""
+    """Copy the files of sentence-transformers that say how a folder's vectors or scores are made.
+
+    The length of its rows is put there, where its tokenizer alone has it.
+    """
     for pattern in ("modules.json", "*sentence*.json", "[0-9]_*/**/*"):
         for file in filter(Path.is_file, source.glob(pattern)):
             place = target / file.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
-    # a tokenizer of ours knows the model's positions, theirs may say that vectors are of fewer
+    # a tokenizer of ours knows the model's positions, theirs may say that rows are of fewer
     settings, tokenizer = target / LENGTH_FILE, source / TOKENIZER_CONFIG
-    if settings.exists() and tokenizer.exists():
-        length = read_json(tokenizer).get("model_max_length")
-        write_json(settings, {"max_seq_length": length} | read_json(settings))
+    is_theirs = settings.exists() or any(name in read_stored_config(source) for name in SCORED_BY)
+    if is_theirs and tokenizer.exists():
+        most = read_config(source).max_positions
+        length = min(read_json(tokenizer).get("model_max_length") or most, most)
+        write_json(settings, {"max_seq_length": length} | read_optional_json(settings))

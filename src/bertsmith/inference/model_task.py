@@ -9,6 +9,7 @@ from typing import Any
 from bertsmith.base.files import read_optional_json
 from bertsmith.checkpoints.config_json import (
     CONFIG_FILE,
+    LENGTH_FILE,
     SCORED_BY,
     TASK_KINDS,
     label_names,
@@ -30,7 +31,6 @@ HEAD_KINDS = {
 }
 PROBLEM_TYPES = {"regression": "regress", "multi_label_classification": "multilabel"}
 UNNAMED = ("",)  # columns of options
-LENGTH_FILE = "sentence_bert_config.json"  # of sentence-transformers, also of a cross-encoder
 
 
 def read_model_task(folder: Path, **columns: str | None) -> ModelTask:
