@@ -204,7 +204,11 @@ def test_a_model_reads_as_it_was_trained(long_texts, tmp_path, flags, note):
 def test_rows_longer_than_the_model_knows_are_refused_with_the_ways_out(
     long_texts, refuse, tmp_path
 ):
-    words = ("finetune", "classify", "--model", long_texts / "model", "--data", long_texts)
+    words = ("--model", long_texts / "model", "--data", long_texts, "--out", tmp_path / "out")
     message = "--max-length 64: the model knows 32 positions: read longer texts with"
     says = (message, "--long-texts windows", "extend-positions")
-    refuse(*words, "--out", tmp_path / "out", "--max-length", 64, says=says)
+    refuse("finetune", "classify", *words, "--max-length", 64, says=says)
+    # such tasks refuse --long-texts, and need none
+    says = (message, "(contexts of questions and tagged sentences are read whole anyway)")
+    for task in ("squad1", "ner"):
+        refuse("finetune", task, *words, "--max-length", 64, says=says)

@@ -229,8 +229,9 @@ class FinetuneSettings(
         if self.max_length > positions:
             raise ValueError(
                 f"`max_length={self.max_length}`: the model knows {positions} positions: read "
-                "longer texts with `long_texts='windows'` or head-tail, or lengthen the model "
-                "by `bertsmith extend-positions`"
+                "longer texts with `long_texts='windows'` or head-tail (contexts of questions and "
+                "tagged sentences are read whole anyway), or lengthen the model by "
+                "`bertsmith extend-positions`"
             )
         chosen = group_values(self, EncodingSettings)
         chosen = replace(chosen, max_length=self.max_length or min(default_length, positions))
