@@ -272,14 +272,22 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(trainer, toy, tried, tmp
 
 
 def test_seeds_that_are_under_way_keep_their_setting(trainer, toy, tried, tmp_path):
-    def best(**begun):
-        return sweep(trainer, toy.settings, Search(SPACE), 1, tmp_path, begun=begun)[0]
+    def best(space=SPACE, **begun):
+        search, begun = Search(space), begun or None
+        return sweep(trainer, toy.settings, search, 1, tmp_path / "sweep", begun=begun)[0]
 
+    # of another search, or of none: refused before the first trial, not after the last
+    other = f"^{tmp_path} holds an unfinished run of settings that this search has not tried"
+    with pytest.raises(ValueError, match=other):
+        best(learning_rate=1e-5, batch_size=32, epochs=2)
+    assert tried == [] and best().learning_rate == 1e-4
     # another process has found better since
     found = best(learning_rate=1e-5, batch_size=32, epochs=2)
     assert found == replace(toy.settings, learning_rate=1e-5, batch_size=32)
-    # a run of another search, which `finetune` refuses
-    assert best(learning_rate=7.0, batch_size=32, epochs=2).learning_rate == 1e-4
+    for begun, space in ((7.0, SPACE), (1e-5, {"learning_rate": (1e-5, 1e-2)})):
+        with pytest.raises(ValueError, match=other):
+            best(space, learning_rate=begun, batch_size=32, epochs=2)
+    assert len(tried) == 6
 
 
 def judged_by(metric, trainer):

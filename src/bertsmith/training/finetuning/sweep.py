@@ -247,7 +247,8 @@ def sweep(
     stay the best, whatever other processes have found since.
 
     Errors: ValueError, before a trial is made, for a point of the space that settings or model
-    cannot have, and when no trial came to its end; those of `Study` and `Trainer.run`.
+    cannot have, and for a run under way of another search or none; when no trial came to its end;
+    those of `Study` and `Trainer.run`.
     """
     check_points(search.space, settings, trainer.start.check)
     if values := search.space.get("reinit_layers"):  # the model alone knows how many it has
@@ -263,8 +264,16 @@ def sweep(
         sampler_seed=seed,
         less_is_better=less_is_better,
     )
-    if finished := len(study.tried()):
-        print(f"sweep: {finished} of {study.total} trials are finished already", file=sys.stderr)
+    if finished := study.tried():
+        told = f"sweep: {len(finished)} of {study.total} trials are finished already"
+        print(told, file=sys.stderr)
+    points = [point for point, _ in finished]
+    own = [point for point in points if begun is not None and point.items() <= begun.items()]
+    if begun is not None and not own:  # after all trials it would be refused, too
+        raise ValueError(
+            f"{folder.parent} holds an unfinished run of settings that this search has not tried: "
+            "repeat its command to go on with it, remove it, or name another `out`"
+        )
     while attempt := study.next():
         chosen, label = attempt.setting, f"sweep {attempt.finished + 1}/{study.total}"
         log = folder / str(attempt.number)
@@ -283,8 +292,7 @@ def sweep(
         raise ValueError("`sweep`: no trial came to its end: search lower rates")
     sign = -1 if less_is_better else 1
     best, _ = max(sound, key=lambda trial: sign * trial[1][trainer.metric])
-    if begun is not None:
-        best = next((point for point, _ in tried if point.items() <= begun.items()), best)
+    best = own[0] if own else best
     return replace(settings, **best), [setting | figures for setting, figures in tried]
 
 
