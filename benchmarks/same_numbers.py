@@ -86,7 +86,7 @@ USE = {  # name -> command line and what it writes, or prints when that is empty
     "predict tags": ("predict tuned/tag tag.conll --out tags.conll", "tags.conll"),
     "predict answers": ("predict tuned/answer squad/dev.json --out found.json", "found.json"),
     "predict entities": ("predict tuned/tag texts.txt --out entities.jsonl", "entities.jsonl"),
-    "evaluate": ("evaluate run --data store --json", ""),
+    "evaluate": ("evaluate run --held-out store --json", ""),
     "extend vocabulary": ("vocab extend part1.txt --model run --add 20 --out wider", "wider"),
     "extend positions": ("extend-positions run --positions 600 --out longer", "longer"),
     "convert": ("convert tuned/classify converted", "converted"),
