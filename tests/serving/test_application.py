@@ -190,6 +190,10 @@ def test_keys(tmp_path, monkeypatch):
             assert [len(a) == len(b) == 32 for a, b in compared] == [True, True]
         assert ask(app, "GET", "/open").status == 200
         assert ask(app, "GET", "/v1/home").status == 401
+    path.write_text("one\r\ntwo\r\n", encoding="utf-8-sig")  # as Windows' editors write it
+    with application(api_key_file=path) as app:
+        for given in ("Bearer one", "Bearer two"):
+            assert ask(app, "POST", "/v1/echo", TEXT, {"authorization": given}).status == 200
     path.write_text("# none\n")
     with pytest.raises(ValueError, match="keys: no key in it"), application(api_key_file=path):
         pass

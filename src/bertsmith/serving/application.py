@@ -8,6 +8,7 @@ also what /openapi.json says.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import hashlib
 import hmac
@@ -483,7 +484,8 @@ def read_keys(path: Path | None) -> list[bytes]:
     """
     if path is None:
         return []
-    keys = [line.strip() for line in path.read_bytes().splitlines()]
+    stored = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # of an editor on Windows
+    keys = [line.strip() for line in stored.splitlines()]
     found = [hashlib.sha256(key).digest() for key in keys if key and not key.startswith(b"#")]
     if not found:
         raise ValueError(f"{path}: no key in it: write one a line")
