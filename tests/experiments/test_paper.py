@@ -16,7 +16,7 @@ from bertsmith.experiments.paper.experiment import (
     read_experiment,
 )
 from bertsmith.experiments.paper.page import parts
-from bertsmith.experiments.paper.reproduce import curves, plans_of
+from bertsmith.experiments.paper.reproduce import plans_of
 from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
 from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
 from bertsmith.experiments.settings import ReproduceSettings
@@ -185,46 +185,22 @@ def test_killed_experiments_go_on_and_make_no_cell_twice(files, tmp_path, monkey
     assert "3 of 9 finetune cells left" in dry.out and "0 of 3 pretrain cells" in dry.out
 
 
-def with_points(files):
-    """The toy, measured after half of each pre-training as well."""
+def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
+    out = tmp_path / "out"
     curve = (
         toy(files, "curve", more="points = [0.5, 1.0]").read_text().replace('"perplexity", ', "")
     )
     curve = curve[: curve.index('[[variants]]\nname = "elmo"')] + curve[curve.index("[[claims]]") :]
     curve = curve.replace('better = "mlm"', 'better = "mlm@1"')
     curve = curve.replace('worse = "ltr"', 'worse = "mlm@0.5"')
-    return write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
-
-
-def test_a_model_that_is_there_has_no_curve_and_only_the_papers_rows_a_legend(files):
-    given = {"text": files[:1], "data": files[1], "models": ("model",), "tasks": ("sst2",)}
-    plans = plans_of(ReproduceSettings(experiments=(str(with_points(files)),), **given))
-    ((experiment, _),) = plans.values()
-    assert "model" in [one.name for one in experiment.variants]
-    rows = {
-        one.name: {
-            "title": one.title,
-            "group": "",
-            "figures": {"sst2": {"mean": 0.5, "std": None, "paper": one.paper.get("sst2")}},
-        }
-        for one in experiment.variants
-    }
-    drawn = curves(experiment, rows)
-    assert [*drawn] == ["Masked", "Left to right", "Masked, again"]
-    result = {"rows": rows, "columns": ["sst2"], "tests": (), "claims": (), "curves": drawn}
-    ((_, legend, _),) = next(part.pictures for part in parts(result) if part.pictures)
-    assert legend.count("the paper") == 1 and "Masked, the paper" in legend
-
-
-def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
-    out, toml = tmp_path / "out", with_points(files)
+    toml = write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
     ran = cli(*command(files, out, "--tasks", "sst2", toml=toml))
     assert ran.code == 0, ran.err
     assert "pretrain-mlm-4x64" in made(out) and "finetune-mlm-4x64-step3-sst2-1" in made(out)
     assert "Over the pre-training" in (out / "curve.html").read_text()
-    drawn = read_json(out / "curve.json")["curves"]
-    assert [at for at, _ in drawn["Masked"]] == [0.5, 1.0]
-    assert drawn["Masked"][0][1]["sst2"]["paper"] == 92.6
+    curves = read_json(out / "curve.json")["curves"]
+    assert [at for at, _ in curves["Masked"]] == [0.5, 1.0]
+    assert curves["Masked"][0][1]["sst2"]["paper"] == 92.6
     half, whole = (read_json(out / "curve.json")["rows"][f"mlm@{at}"] for at in ("0.5", "1"))
     for name in ("tokens", "flops"):  # of three steps, and of six
         assert 2 * half["pretraining"][name] == whole["pretraining"][name]
@@ -269,26 +245,6 @@ def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, c
     result = {"rows": {"mlm": row}, "columns": ["perplexity"], "tests": (), "claims": ()}
     *_, costs = parts({**result, "curves": {}})
     assert costs.rows == [["Masked", "4x64", "9", "8.00e+00", "–", "–"]]
-
-
-def test_namesakes_of_two_groups_are_told_apart_wherever_they_stand():
-    experiment = read_experiment("lineage", "nano")
-    rows = {
-        one.name: {"title": one.title, "group": one.group, "figures": {}}
-        for one in experiment.variants
-    }
-    word, found = "not sure (+0.1 points)", {"difference": 0.1, "is_sure": False, "p_seeds": None}
-    pairs = [(one.better, one.worse) for one in experiment.claims]
-    claims = [
-        {"better": a, "worse": b, "source": "s", "words": {"sst2": word}}
-        for a, b in dict.fromkeys(pairs)
-    ]
-    tests = [{"rows": pair, "columns": {"sst2": found}} for pair in dict.fromkeys(pairs)]
-    result = {"rows": rows, "columns": ["sst2"], "tests": tests, "claims": claims, "curves": {}}
-    *_, of_claims, of_tests, costs = parts(result)
-    for part, size in ((of_claims, len(tests)), (of_tests, len(tests)), (costs, len(rows))):
-        assert len({row[0] for row in part.rows}) == len(part.rows) == size, part.rows
-    assert of_claims.rows[0][0] == "At equal tokens read: BERT (MLM) > LTR"
 
 
 def test_a_model_that_lowers_letters_is_another(tmp_path):
