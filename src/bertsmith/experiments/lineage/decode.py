@@ -72,7 +72,7 @@ def translate_ids(
 
     Sentences of like length are translated together, one batch a core.
 
-    Errors: ValueError for a beam larger than the vocabulary.
+    Errors: ValueError for a beam larger than the vocabulary, and for logits that are not finite.
     """
     beam, pieces = search.settings.beam, len(search.model.output_weight)
     if beam > pieces:
