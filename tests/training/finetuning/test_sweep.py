@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from bertsmith.cli.main import one_line
+from bertsmith.tasks.task import own_task
 from bertsmith.training.finetuning import sweep as sweeps
 from bertsmith.training.finetuning.search_space import (
     PAPER_SWEEP,
@@ -269,6 +270,20 @@ def test_the_best_on_dev_wins_and_what_diverged_is_told(trainer, toy, tried, tmp
     lines, told = capsys.readouterr().err.splitlines(), "dev accuracy 0.5000 of 40 examples"
     assert lines[0] == f"sweep 1/6: learning_rate 1e-05, batch_size 16: {told}"
     assert lines[5] == f"sweep 6/6: learning_rate 0.001, batch_size 32: {failure}"
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("classify", np.int64), ("regress", np.float32)])
+def test_a_trial_whose_answers_are_not_finite_has_failed(toy, tmp_path, kind, dtype):
+    made = [toy.examples(count, seed=count) for count in (48, 24)]
+    names = made[0].label_names if kind == "classify" else ()
+    data = [replace(one, labels=one.labels.astype(dtype), label_names=names) for one in made]
+    trainer = toy.prepare(*data, task=own_task(kind, "text", None, "label"))
+    # a single step, of which the loss and its gradient are finite, and the weights after it too
+    settings = replace(toy.settings, epochs=1, batch_size=48, warmup_ratio=0.0)
+    space = Search({"learning_rate": (1e-4, 1e30)})
+    best, (sound, failed) = sweep(trainer, settings, space, 1, tmp_path)
+    assert best.learning_rate == 1e-4 and trainer.metric in sound
+    assert failed["failure"] == "step 1: answers not finite"
 
 
 def test_seeds_that_are_under_way_keep_their_setting(trainer, toy, tried, tmp_path):

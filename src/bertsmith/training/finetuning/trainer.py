@@ -45,6 +45,7 @@ from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, b
 from bertsmith.training.finetuning.task_types.losses import Objective
 from bertsmith.training.loop.matmul_times import with_faster_matmul
 from bertsmith.training.loop.schedule import Budget
+from bertsmith.training.loop.step import LOWER_RATE
 from bertsmith.training.loop.task import LoopSettings, TrainingState
 from bertsmith.training.optimizers import READER_RATE, build_optimizer
 from bertsmith.training.replicas import TOKENS_AT_ONCE
@@ -314,8 +315,8 @@ class Trainer:
         The precision "auto-int8" counts as "auto" here: see `with_faster_precision`.
         With `resume` it writes checkpoints there, and resumes from the newest.
 
-        Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step that
-        is not finite.
+        Errors: KeyboardInterrupt when a signal asked to stop; FloatingPointError for a step, or
+        answers to dev, that are not finite.
         """
         settings = self.with_defaults(settings)
         engine = choose_engine(settings.device, settings.precision, settings.threads)
@@ -333,9 +334,15 @@ class Trainer:
         checkpoint = SeedCheckpoint.newest(folder) if resume else None
         state = checkpoint.state if checkpoint else TrainingState()
 
+        def outputs(rows: Features) -> np.ndarray:
+            found = head_outputs(model, rows, engine)
+            if not np.isfinite(found).all():
+                raise FloatingPointError(f"step {state.step}: answers not finite: {LOWER_RATE}")
+            return found
+
         def measure() -> DevEvaluation:
             with self.scaler.giving_scores(model) if self.scaler else nullcontext():
-                return self.evaluate(lambda rows: head_outputs(model, rows, engine), settings, dev)
+                return self.evaluate(outputs, settings, dev)
 
         best = BestOnDev(model, measure, self.metric, state, settings.early_stopping_patience)
         batches = Batches(
