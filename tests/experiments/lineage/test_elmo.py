@@ -35,8 +35,10 @@ from bertsmith.inference.predictor import load
 from bertsmith.model.config import elmo_config
 from bertsmith.model.elmo import ElmoLM
 from bertsmith.training.engine import choose_engine
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import model_config
 
-from ...tiny import write
+from ...tiny import piece_tokenizer, write
 
 ANIMALS, VERBS = ("cat", "dog", "owl", "fox"), ("sees", "hears", "likes")
 SMALL = {"size": "8x12", "batch_size": 8, "precision": "float32", "threads": 1}
@@ -274,6 +276,12 @@ def test_it_tags_and_answers(trained, tmp_path):
     )
     assert result.metrics["exact_match"] > 0.8
     assert load(tmp_path / "span").answer("Who sees?", "The owl sees.").text == "owl"
+
+
+def test_no_pre_training_of_a_bert_begins_with_it(trained):
+    tokenizer = piece_tokenizer("the cat")
+    with pytest.raises(ValueError, match=f"{trained[0]}: an ELMo, which only feeds the heads"):
+        model_config(tokenizer, PretrainSettings(), trained[0])
 
 
 def test_settings_of_layers_and_export_are_refused(trained, tmp_path):

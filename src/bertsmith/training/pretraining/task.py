@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.checkpoints.config_json import read_config
-from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.checkpoints.model_folder import family_class, load_model
 from bertsmith.checkpoints.names import hugging_face_names
 from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
@@ -50,8 +50,8 @@ def model_config(
 ) -> ModelConfig:
     """The configuration of the model in `folder`, or of a new one.
 
-    Errors: ValueError when the folder's model has another tokenizer, fewer rows than that has
-    pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
+    Errors: ValueError when the folder's model is an ELMo, has another tokenizer, fewer rows than
+    that has pieces (compiled kernels do not look), too few positions, or one segment for pairs; for
     another objective than its own with a relative of BERT; for ltr+rtl with a model of one
     direction, and for another objective with a model of two.
     """
@@ -64,8 +64,9 @@ def model_config(
     }
     directions = 2 if settings.objective == "ltr+rtl" else 1
     if folder is not None:
-        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
         config = read_config(folder)
+        family_class(PreTrainingModel, config, folder)  # before a vocabulary is missed there
+        _check_tokenizer(Tokenizer.from_pretrained(folder), tokenizer, folder)
         if len(tokenizer.vocabulary) > config.vocab_size:
             raise ValueError(
                 f"{folder}: a tokenizer of {len(tokenizer.vocabulary):,} pieces for a model of "
