@@ -77,4 +77,6 @@ def test_the_page_is_whole_and_escaped(texts):
     assert not checker.open
     assert "a&lt;b&gt;.txt, b, c …" in page and "The End" in page and "Cyrillic" in page
     assert "near duplicates" not in page
-    assert "caf?.txt" in corpus_page(corpus_statistics(texts, near=False), ["caf\udce9.txt"])
+    names = ["caf\udce9.txt", "sftp://me:secret@host/b"]
+    page = corpus_page(corpus_statistics(texts, near=False), names)
+    assert "caf?.txt" in page and "sftp://me:***@host/b" in page

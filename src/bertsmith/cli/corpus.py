@@ -55,6 +55,7 @@ def run_corpus(settings: Corpus) -> None:
     from bertsmith.corpus.store.store import TokenStore
     from bertsmith.corpus.store.verify import built_for
     from bertsmith.text.readers.documents import sample_lines
+    from bertsmith.text.readers.files import without_password
     from bertsmith.text.vocabulary.scripts import lost_letters_warning
 
     started = time.monotonic()
@@ -70,7 +71,7 @@ def run_corpus(settings: Corpus) -> None:
     seconds = time.monotonic() - started
     num_bytes, held_out = manifest["text_bytes"], manifest["splits"]["held_out"]
     print(
-        f"{settings.out}: {manifest['documents']:,} documents, "
+        f"{without_password(settings.out)}: {manifest['documents']:,} documents, "
         f"{manifest['sentences']:,} sentences, {manifest['tokens']:,} tokens"
     )
     documents = counted(held_out["documents"], "document")
@@ -181,16 +182,16 @@ def run_corpus_verify(settings: CorpusVerify) -> int:
     from bertsmith.corpus.store.verify import verify_store
 
     store = TokenStore.open(settings.store)
-    faults = []
+    place, faults = str(store.folder), []
     with Progress("verify", store.num_bytes, "MB", 1e6) as progress:
         for fault in verify_store(settings.store, progress.update):
             faults.append(fault)
             if not settings.json:
                 print(fault, flush=True)
     if settings.json:
-        print(json.dumps({"store": settings.store, "bytes": store.num_bytes, "faults": faults}))
+        print(json.dumps({"store": place, "bytes": store.num_bytes, "faults": faults}))
     elif not faults:
-        print(f"{settings.store}: sound ({scaled(store.num_bytes)}, generation {store.generation})")
+        print(f"{place}: sound ({scaled(store.num_bytes)}, generation {store.generation})")
     return 1 if faults else 0
 
 
@@ -215,11 +216,12 @@ class CorpusPublish:
 
 def run_corpus_publish(settings: CorpusPublish) -> None:
     from bertsmith.corpus.store.verify import publish
-    from bertsmith.text.readers.files import is_url
+    from bertsmith.text.readers.files import is_url, without_password
 
     if not is_url(settings.url):
         raise ValueError(f"{settings.url}: no URL: expected something like s3://bucket/store")
     if is_url(settings.store):
         raise ValueError(f"{settings.store}: a URL: name the folder of a store on this machine")
     manifest = publish(Path(settings.store), settings.url)
-    print(f"{settings.url}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")
+    place = without_password(settings.url)
+    print(f"{place}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens")

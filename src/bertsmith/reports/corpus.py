@@ -15,6 +15,7 @@ from bertsmith.base.files import atomic_file
 from bertsmith.base.terminal import counted, fixed, percent, short
 from bertsmith.reports import html
 from bertsmith.reports.plots import INK, LINE, PANEL, SOFT, STEPS, STYLE
+from bertsmith.text.readers.files import without_password
 
 MAX_NAMES = 3  # inputs named in the headline
 
@@ -30,7 +31,8 @@ MAX_NAME = 40  # characters of a vocabulary's name
 
 
 def corpus_page(figures: dict[str, Any], inputs: Sequence[str]) -> str:
-    names = ", ".join(map(str, inputs[:MAX_NAMES])) + (" …" if len(inputs) > MAX_NAMES else "")
+    names = ", ".join(without_password(str(name)) for name in inputs[:MAX_NAMES])
+    names += " …" * (len(inputs) > MAX_NAMES)
     scripts = html.bars([(one["script"], one["share"]) for one in figures["scripts"]], 1.0)
     body = [
         _headline(figures),

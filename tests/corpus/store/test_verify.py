@@ -1,5 +1,6 @@
 """A store sent to a URL: nothing of another one is left in it, and no half of one is read."""
 
+import re
 import shutil
 
 import numpy as np
@@ -139,6 +140,14 @@ def test_a_manifest_that_cannot_be_told_is_not_written_over(make, content, messa
     with pytest.raises(ValueError, match=message):
         publish(make(1), URL)
     assert stored("manifest.json") == content
+
+
+def test_the_password_of_a_url_is_used_and_not_told(make):
+    url, shown = "memory://me:secret@bucket/store", "memory://me:***@bucket/store"
+    assert bertsmith("corpus", "publish", make(1), url).startswith(f"{shown}: 30 documents")
+    assert bertsmith("corpus", "verify", url).startswith(f"{shown}: sound")
+    with pytest.raises(ValueError, match=re.escape(f"{shown}2: no finished token store")):
+        TokenStore.open(f"{url}2")
 
 
 def test_no_damaged_block_and_no_other_store_is_published(make, tmp_path):

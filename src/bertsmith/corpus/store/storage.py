@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from bertsmith.base.files import atomic_file, user_folder
 from bertsmith.corpus.store.blocks import BLOCK, REBUILD, Content, checked_blocks
-from bertsmith.text.readers.files import file_system, storage_errors
+from bertsmith.text.readers.files import file_system, storage_errors, without_password
 
 LIMIT = "BERTSMITH_CACHE_GB"  # environment
 DEFAULT_GB = 50.0
@@ -70,11 +70,12 @@ class RemoteFolder:
     hint, hint_of_opened = SEND_AGAIN, FETCH_AGAIN
 
     def __init__(self, url: str) -> None:
-        self.source = url.rstrip("/")
+        url = url.rstrip("/")
+        self.source = without_password(url)  # it is in messages and records
         self._cache = FileCache.from_environment()
         self.capacity: int | None = self._cache.limit
-        self._system, self._root = file_system(self.source)
-        self._key = hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        self._system, self._root = file_system(url)
+        self._key = hashlib.sha256(url.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         return self.source

@@ -228,7 +228,7 @@ class TokenStore:
     def __init__(self, storage: Folder, manifest: dict[str, Any], newest: int) -> None:
         self.storage, self.manifest = storage, manifest
         self.folder = storage.source
-        """Path, or URL (str)."""
+        """Path, or URL (str), without a password."""
         self.fingerprint: str = manifest["sha256"]  # checksums of all files are in it
         self.generation: int = manifest["generation"]
         self.newest = newest

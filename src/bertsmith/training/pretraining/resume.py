@@ -137,7 +137,7 @@ def resumed_settings(
 def _stored_settings(run: RunFolder, store: Corpus) -> PretrainSettings:
     record = run.settings()
     corpus = record["corpus"]
-    is_same_place = corpus["path"] == without_password(str(store.folder))
+    is_same_place = corpus["path"] == str(store.folder)
     if corpus["fingerprint"] != store.fingerprint and is_same_place:
         raise ValueError(
             f"{store.folder} has changed since {run.path} began to train on it: put the old store "
@@ -205,9 +205,8 @@ def run_record(
     stored = to_mapping(settings)
     deciding = {name: value for name, value in stored.items() if name not in free}
     identity = json.dumps([deciding, store.fingerprint, str(base_model)], sort_keys=True)
-    corpus = store.record()
     facts = {
-        "corpus": corpus | {"path": without_password(corpus["path"])},
+        "corpus": store.record(),
         "machine": machine(engine, peak),
         **({"matmul_times": times.record()} if (times := engine.matmul_times) else {}),
         "base_model": None if base_model is None else str(base_model),
