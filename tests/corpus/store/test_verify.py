@@ -118,6 +118,16 @@ def test_of_a_grown_store_what_was_sent_before_is_not_read_again(make, text, mon
     assert list(verify_store(URL)) == []
 
 
+def test_a_later_generation_is_kept_and_nobody_is_told_to_remove_it(make, text, tmp_path):
+    older = shutil.copytree(folder := make(1), tmp_path / "older")
+    append_text([text(3)], folder)
+    publish(folder, URL)
+    holds = rf"{URL}: holds generation 2 of this store, {older} is generation 1: publish the folder"
+    with pytest.raises(ValueError, match=holds):
+        publish(older, URL)
+    assert list(verify_store(URL)) == [] and TokenStore.open(URL).generation == 2
+
+
 @pytest.mark.parametrize("length", [0, 40])
 def test_a_manifest_that_a_kill_cut_off_is_no_store_and_no_obstacle(make, length):
     publish(folder := make(1), URL)

@@ -140,13 +140,18 @@ def all_files(store: TokenStore) -> Iterator[tuple[str, Content]]:
 
 
 def _sent_before(store: TokenStore, target: RemoteFolder) -> set[str]:
-    """The files of the earlier generation of this store at the URL; other stores are refused."""
+    """The files of the earlier generation of this store at the URL; any other is refused."""
     if target.size(MANIFEST) is None:
         return set()
     content = target.read(MANIFEST)
     if manifest_text(store.manifest).encode().startswith(content):
         return set()  # this store's, or what a kill left of it where a file is not written at once
     there = read_manifest(content, target.name(MANIFEST), ELSEWHERE)
+    if store.fingerprint in there["earlier"]:
+        raise ValueError(
+            f"{target}: holds generation {there['generation']} of this store, {store.folder} is "
+            f"generation {store.generation}: publish the folder that grew, or choose another URL"
+        )
     if there[DIGEST] not in store.manifest["earlier"]:
         raise ValueError(f"{target}: holds another finished token store: {ELSEWHERE}")
     return {name for name, _ in all_files(TokenStore.open(store.folder, there[DIGEST]))}
