@@ -1,17 +1,19 @@
 """`bertsmith vocab`, `vocab extend` and `vocab report`: what they write and show, and refusals."""
 
 import json
+import shutil
 import string
 from pathlib import Path
 
 import pytest
 
-from bertsmith.model.config import ModelConfig
+from bertsmith.checkpoints.config_json import config_entries
+from bertsmith.model.config import ModelConfig, elmo_config
 from bertsmith.text.tokenizer.normalize import Normalization
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
-from ..tiny import bertsmith, piece_tokenizer, random_model, refused, write
+from ..tiny import bertsmith, cli, piece_tokenizer, random_model, refused, write
 
 ENGLISH = "The cat sat on the mat. A cat is not a hat.\n" * 4
 KOREAN = "나는 학교에 갑니다. 친구는 학교를 좋아합니다.\n" * 4
@@ -193,6 +195,16 @@ def test_a_folder_in_use_and_a_model_without_tokenizer_are_refused(model):
     assert "not empty: name a folder that is not there yet" in error
     write(Path("bare/config.json"), (model / "config.json").read_bytes())
     assert "neither vocab.txt nor tokenizer.json is there" in refused(*extend("bare"))
+
+
+def test_a_model_that_cannot_be_extended_is_refused_before_the_text_is_read(model, monkeypatch):
+    monkeypatch.setattr("bertsmith.cli.vocab._counted", None)
+    changed = shutil.copytree(model, "changed")
+    write(changed / "added_tokens.json", '{"[E1]": 60}')
+    *_, line = cli(*extend(changed)).err.splitlines()  # behind the warning of their reading
+    assert "extend: changed: tokens were added to its tokenizer ([E1]), which would be lost" in line
+    write(changed / "config.json", json.dumps(config_entries(elmo_config("8x12"), own=True)))
+    assert "changed: an ELMo reads words by their letters" in refused(*extend(changed))
 
 
 @pytest.fixture

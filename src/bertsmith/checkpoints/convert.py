@@ -119,14 +119,9 @@ def extend_model(
     A new row of the token embedding is the mean of the rows of its old pieces; its output bias is
     that of `new_biases`. A number of rows that is a multiple of 64 stays one: the rows that fill it
     up are copies of [PAD], which is never predicted, and their pieces [unused] ones, as are those
-    of old rows without a piece. All else stays. Errors: ValueError for a GPT.
+    of old rows without a piece. All else stays. Errors: as `extensible_tokenizer`.
     """
-    if read_config(source).family == "gpt":
-        raise ValueError(
-            f"{source}: the vocabulary of a GPT is not extended: its last pieces are "
-            "those that stand around texts"
-        )
-    tokenizer = whole_tokenizer(source)
+    tokenizer = extensible_tokenizer(source)
     old, num_rows = tokenizer.vocabulary, read_config(source).vocab_size
     size = num_rows + len(additions)
     fill = 0 if num_rows % MULTIPLE else -size % MULTIPLE
@@ -149,6 +144,22 @@ def extend_model(
 
     rewrite_folder(source, destination, extended, extend, vocab_size=size)
     return extended
+
+
+def extensible_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model that `extend_model` can give more pieces.
+
+    Errors: ValueError for a GPT or an ELMo; as `whole_tokenizer`.
+    """
+    family = read_config(folder).family
+    if family == "gpt":
+        raise ValueError(
+            f"{folder}: the vocabulary of a GPT is not extended: its last pieces are "
+            "those that stand around texts"
+        )
+    if family == "elmo":
+        raise ValueError(f"{folder}: an ELMo reads words by their letters: there is no vocabulary")
+    return whole_tokenizer(folder)
 
 
 def new_biases(

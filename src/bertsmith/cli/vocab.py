@@ -341,14 +341,14 @@ class VocabExtend(Inputs, TextInput):
 
 
 def run_vocab_extend(settings: VocabExtend) -> None:
-    from bertsmith.checkpoints.convert import extend_model
+    from bertsmith.checkpoints.convert import extend_model, extensible_tokenizer
     from bertsmith.checkpoints.hub import open_model_folder
     from bertsmith.text.vocabulary.extend import mine_additions, piece_counts
     from bertsmith.text.vocabulary.train import read_kept
 
     check_new_folder(settings.out)
     folder = open_model_folder(settings.model)
-    tokenizer = bertsmith.Tokenizer.from_pretrained(folder)
+    tokenizer = extensible_tokenizer(folder)  # before the long work
     old, asked, frequency = tokenizer.vocabulary, settings.add, settings.min_frequency
     keep = read_kept(settings.keep, tokenizer.normalization) if settings.keep else []
     words, held_out = _counted(settings, tokenizer)
