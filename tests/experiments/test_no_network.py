@@ -115,3 +115,10 @@ def test_what_has_no_such_line_is_refused(tmp_path):
     assert "no training file; looked" in refused("baseline", "mrpc", "--data", tmp_path)
     line = refused("baseline", "regress", "--data", tmp_path, "--positive", "1")
     assert "--positive: without effect on a task of kind 'regress'" in line
+    assert "--separator" in refused("baseline", "classify", "--data", tmp_path, "--separator", ";")
+
+
+def test_its_help_has_the_columns_that_it_reads_alone():
+    shown = bertsmith("baseline", "--help-all")
+    assert "--text-pair" in shown and "--skip-unlabelled" in shown
+    assert "--separator" not in shown and "--options" not in shown

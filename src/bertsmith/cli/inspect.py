@@ -253,6 +253,9 @@ class Baseline(OwnFiles):
     json: bool = False
     """Print one JSON object: {"metrics": {name: number}, "examples", "train_examples", "task"}."""
     given: Annotated[tuple[str, ...], Hidden] = ()
+    # of multilabel and choice, which have no baseline
+    separator: Annotated[str, Hidden] = OwnFiles.separator
+    options: Annotated[tuple[str, ...], Hidden] = OwnFiles.options
 
 
 def run_baseline(settings: Baseline) -> None:
