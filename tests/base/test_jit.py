@@ -195,3 +195,8 @@ def test_code_of_an_older_source_is_removed(load, tmp_path):
         caller = load("caller")
         assert (caller.plus(1), caller.plus(0.5)) == (number + 1, number + 0.5)
         assert len(list((tmp_path / "cache").rglob("*plus*.nbc"))) == 2
+
+
+def test_without_the_compiler_an_error_says_so():
+    code, out, err = python("from bertsmith import Tokenizer", NUMBA_DISABLE_JIT="1")
+    assert (code, out) == (1, "") and "ValueError: NUMBA_DISABLE_JIT is set: " in err

@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import config, njit
 from numba.core import event
 from numba.core.caching import FunctionCache
+
+if config.DISABLE_JIT:  # pyright: ignore
+    raise ValueError(
+        "NUMBA_DISABLE_JIT is set: functions of bertsmith emit machine code, and do not run as"
+        " Python: unset it"
+    )
 
 FORMAT = 1  # of the files on disk; another one leaves all that are there unread
 
