@@ -206,15 +206,16 @@ def known_rows(record: dict[str, Any]) -> dict[str, Any]:
 def told(row: Row) -> str:
     """A row's settings in words.
 
-    >>> told(Row(Setting("rte", 500, epochs=0, rate=0.0), 1, flags=BEST))
-    '500, default epochs, batch 32, default rate, length 128 --keep best'
+    >>> told(Row(Setting("rte", 500, 90, epochs=0, rate=0.0), 1, flags=BEST))
+    '500, dev 90, default epochs, batch 32, default rate, length 128 --keep best'
     """
     setting = row.setting
     choices = {"epochs": setting.epochs, "rate": setting.rate, "length": setting.max_length}
     epochs, rate, length = (
         f"{name} {value:g}" if value else f"default {name}" for name, value in choices.items()
     )
-    words = f"{setting.examples or 'all'}, {epochs}, batch {setting.batch}, {rate}, {length}"
+    data = f"{setting.examples or 'all'}" + (f", dev {setting.dev}" if setting.dev else "")
+    words = f"{data}, {epochs}, batch {setting.batch}, {rate}, {length}"
     return " ".join([words, *row.flags])
 
 
