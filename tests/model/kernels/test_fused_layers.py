@@ -168,3 +168,19 @@ def test_modules_that_somebody_waits_for_are_called(rate):
         for actual, value in zip(again, found, strict=True):
             torch.testing.assert_close(actual, value, rtol=1e-5, atol=1e-5)
     assert called == case.modules
+
+
+def test_gradients_of_second_order_are_refused_and_had_without_kernels():
+    linear, x = nn.Linear(H, W), torch.randn(R, H, requires_grad=True)
+
+    def penalty(values):
+        (gradient,) = torch.autograd.grad(values.sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    with pytest.raises(NotImplementedError, match="no gradients of second order: compute the mod"):
+        penalty(linear_gelu(linear, x, "none"))
+    with without_kernels():
+        found = linear_gelu(linear, x, "none")
+    parts = penalty(found), penalty(F.gelu(linear(x)))
+    (of_found,), (expected,) = (torch.autograd.grad(part, x) for part in parts)
+    assert expected.any() and torch.equal(of_found, expected)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import has_kernels, rows, vector
+from bertsmith.model.kernels.elementwise import Kernel, has_kernels, rows, vector
 from bertsmith.model.kernels.numbers import ONE, exp, largest, load, store, tanh, vectorized
 from bertsmith.model.kernels.recurrence import GRUTape, gru_step, over_steps
 
@@ -70,7 +70,7 @@ def attend(h_BH: Tensor, source: Source, weights: Weights) -> tuple[Tensor, Tens
     return (share_BS[:, None].to(source.values_BSE.dtype) @ source.values_BSE)[:, 0], share_BS
 
 
-class _AttendingGRUSteps(torch.autograd.Function):
+class _AttendingGRUSteps(Kernel):
     @staticmethod
     def forward(ctx: Any, x_TBG: Tensor, h_BH: Tensor, *parts: Any) -> tuple[Tensor, ...]:
         source, weights = Source(*parts[:3]), Weights(*parts[3:])

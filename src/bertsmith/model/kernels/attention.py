@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, threshold
+from bertsmith.model.kernels.elementwise import Kernel, has_kernels, next_key, rows, threshold
 from bertsmith.model.kernels.numbers import exp, hash32, largest, load, store, vectorized
 
 EXCLUDED = np.float32(-1e30)  # added to a score that may not be seen; its exponential is 0
@@ -91,7 +91,7 @@ def attention_in_pieces(q_BASD: Tensor, k_BASD: Tensor, v_BASD: Tensor, pieces: 
     return context_TAD.unflatten(0, (batch, length)).transpose(1, 2)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(Kernel):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float

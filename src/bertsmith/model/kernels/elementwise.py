@@ -103,7 +103,24 @@ def drop_rows(source, target, factor, limit, key):
             target[row, column] = store(value if kept else np.float32(0), source[row, column])
 
 
-class _Dropout(torch.autograd.Function):
+class Kernel(torch.autograd.Function):
+    """A compiled function. Its gradients would be constants to PyTorch, in silence."""
+
+    def __init_subclass__(cls) -> None:
+        compiled = cls.backward
+
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            if torch.is_grad_enabled():  # only with `create_graph=True`
+                raise NotImplementedError(
+                    "`create_graph=True`: compiled kernels have no gradients of second order:"
+                    " compute the model's outputs in `without_kernels()`"
+                )
+            return compiled(ctx, *gradients)
+
+        cls.backward = staticmethod(backward)
+
+
+class _Dropout(Kernel):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, key: int) -> Tensor:
         ctx.rate, ctx.key = rate, key

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bertsmith.model.kernels.elementwise import (
     Dropout,
+    Kernel,
     has_kernels,
     next_key,
     rows,
@@ -60,7 +61,7 @@ def without_bias(linear: nn.Linear, x: Tensor) -> Tensor:
     return matmul(x, linear.weight)
 
 
-class _BiasGelu(torch.autograd.Function):
+class _BiasGelu(Kernel):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias_F: Tensor, approximate: str) -> Tensor:
         ctx.approximate = approximate
@@ -100,7 +101,7 @@ def gelu_gradient_rows(gradient, inputs, bias, curve, outputs, bias_gradient):
             target[column] = store(value, target[column])
 
 
-class _ResidualNorm(torch.autograd.Function):
+class _ResidualNorm(Kernel):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         x, branch, bias_H, weight_H, shift_H, eps, rate = given

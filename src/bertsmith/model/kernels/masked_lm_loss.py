@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.model.kernels.elementwise import has_kernels, next_key, rows, vector
+from bertsmith.model.kernels.elementwise import Kernel, has_kernels, next_key, rows, vector
 from bertsmith.model.kernels.llvm.blocks import LINE
 from bertsmith.model.kernels.llvm.int8_masked_lm import Int8MaskedLMLoss
 from bertsmith.model.kernels.llvm.tiled_masked_lm import TiledMaskedLMLoss, has_tiled_loss
@@ -68,7 +68,7 @@ def masked_lm_loss(
     return kind.apply(hidden_NH, table_VH, bias_V, labels_N, weights_N)
 
 
-class _MaskedLMLoss(torch.autograd.Function):
+class _MaskedLMLoss(Kernel):
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor]:
         hidden_NH, table_VH, bias_V, labels_N, weights_N = given

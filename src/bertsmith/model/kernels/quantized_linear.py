@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.elementwise import has_kernels, rows
+from bertsmith.model.kernels.elementwise import Kernel, has_kernels, rows
 from bertsmith.model.kernels.llvm.blocks import (
     COLUMNS,
     LANES,
@@ -217,7 +217,7 @@ def int8_product(
     return outputs
 
 
-class _Int8Linear(torch.autograd.Function):
+class _Int8Linear(Kernel):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
         by_inputs, by_outputs, scale, total, output_total = packed_weight(weight_OI)

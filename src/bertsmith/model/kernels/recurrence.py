@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.elementwise import flat, has_kernels, rows
+from bertsmith.model.kernels.elementwise import Kernel, flat, has_kernels, rows
 from bertsmith.model.kernels.llvm.blocks import COLUMNS, LANES, address, block, has_bf16_vectors
 from bertsmith.model.kernels.llvm.packing import PAIR, pack_columns, pack_rows, packed_rows
 from bertsmith.model.kernels.numbers import ONE, load, sigmoid, store, tanh, vectorized
@@ -102,7 +102,7 @@ def gru_step(
     return z * h_BH + (1 - z) * (x_BH + product_BH).tanh()
 
 
-class _LSTMSteps(torch.autograd.Function):
+class _LSTMSteps(Kernel):
     @staticmethod
     def forward(
         ctx: Any, x_SBG: Tensor, weight_GH: Tensor, h_BH: Tensor, c_BH: Tensor
@@ -144,7 +144,7 @@ class _LSTMSteps(torch.autograd.Function):
         return d_x_SBG, over_steps(d_x_SBG, states[:-1]), d_h_BH, d_c_BH
 
 
-class _ProjectedLSTMSteps(torch.autograd.Function):
+class _ProjectedLSTMSteps(Kernel):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         x_SBG, state_GP, project_PC, output_BP, cells_BC, *ctx.clips = given
@@ -189,7 +189,7 @@ class _ProjectedLSTMSteps(torch.autograd.Function):
         return d_x_SBG, *weights, None, None, None, None
 
 
-class _GRUSteps(torch.autograd.Function):
+class _GRUSteps(Kernel):
     @staticmethod
     def forward(ctx: Any, x_SBG: Tensor, *given: Any) -> Tensor:
         tape = GRUTape.begin(x_SBG, *given)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bertsmith.base.jit import compiled
 from bertsmith.model.kernels.elementwise import (
     Dropout,
+    Kernel,
     flat,
     has_kernels,
     next_key,
@@ -78,7 +79,7 @@ def after_attention(layer: Any, x: Tensor, context: Tensor) -> Tensor | None:
     return _AfterAttention.apply(x, context, options, *weights)
 
 
-class _AfterAttention(torch.autograd.Function):
+class _AfterAttention(Kernel):
     @staticmethod
     def forward(ctx: Any, x: Tensor, context: Tensor, options: Any, *weights: Tensor) -> Tensor:
         eps, rate, ctx.approximate = options

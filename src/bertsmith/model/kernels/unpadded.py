@@ -27,7 +27,7 @@ from bertsmith.model.kernels.attention import (
     softmax_gradient_rows,
     softmax_rows,
 )
-from bertsmith.model.kernels.elementwise import flat, has_kernels, next_key, rows, threshold
+from bertsmith.model.kernels.elementwise import Kernel, flat, has_kernels, next_key, rows, threshold
 from bertsmith.model.kernels.llvm.blocks import COLUMNS, has_bf16_vectors
 from bertsmith.model.kernels.llvm.row_attention import attend, attention_gradients
 
@@ -117,7 +117,7 @@ def _places(sizes_B: np.ndarray, chosen: np.ndarray, heads: int) -> Places:
     return Places(among_all.ravel(), in_group.ravel(), width)
 
 
-class GroupedAttention(torch.autograd.Function):
+class GroupedAttention(Kernel):
     """Attention of rows without padding, queries [P, H], keys and values [T, H]: [P, H].
 
     The rows of a group are computed together, with zeros up to their width.
@@ -166,7 +166,7 @@ def has_row_attention(dtype: torch.dtype | None, head_size: int) -> bool:
     return dtype == torch.bfloat16 and head_size % COLUMNS == 0 and has_bf16_vectors()
 
 
-class RowAttention(torch.autograd.Function):
+class RowAttention(Kernel):
     """Attention of rows without padding, [P, H]; of `queries_keys_values` in one tensor or two.
 
     Row b has `lengths_B` of the keys and `queries_B` of the queries, in order; a query sees the
@@ -201,7 +201,7 @@ class RowAttention(torch.autograd.Function):
         return *found, None, None, None, None, None
 
 
-class _Taken(torch.autograd.Function):
+class _Taken(Kernel):
     """Some rows of a matrix, each once; the gradient of a plain index would be added up."""
 
     @staticmethod

@@ -30,7 +30,7 @@ from numba.core import cgutils
 from torch import Tensor
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.elementwise import rows, vector
+from bertsmith.model.kernels.elementwise import Kernel, rows, vector
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     ANY,
@@ -317,7 +317,7 @@ def draw_gradients(powers, inverses, hidden, table, labels, weights, key, gradie
             quantize_row((sums, table_gradient), source, None, target, size)
 
 
-class Int8MaskedLMLoss(torch.autograd.Function):
+class Int8MaskedLMLoss(Kernel):
     """`masked_lm_loss` with hidden states and table in bf16, to which others are rounded."""
 
     @staticmethod

@@ -24,7 +24,7 @@ from numba import types
 from torch import Tensor
 
 from bertsmith.base.jit import compiled
-from bertsmith.model.kernels.elementwise import rows, vector
+from bertsmith.model.kernels.elementwise import Kernel, rows, vector
 from bertsmith.model.kernels.llvm.blocks import (
     ADDRESS,
     COLUMNS,
@@ -73,7 +73,7 @@ def has_tiled_loss(hidden_NH: Tensor) -> bool:
     return fits and here and len(hidden_NH) > 0
 
 
-class TiledMaskedLMLoss(torch.autograd.Function):
+class TiledMaskedLMLoss(Kernel):
     """`masked_lm_loss` of bf16 hidden states. A table that is not bf16 is copied."""
 
     @staticmethod
