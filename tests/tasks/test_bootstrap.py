@@ -90,11 +90,13 @@ def test_a_constant_answer_has_no_correlation_with_the_truth():
     assert (metrics["spearman"](WEIGHTS) == 0).all()
 
 
-def test_options_need_no_names():
-    sides = ([str(k % options) for k in range(N)] for options in (4, 3))
-    metrics, _ = scored("choice", *sides, [])
-    right = np.array([k % 4 == k % 3 for k in range(N)])
-    assert metrics["accuracy"](WEIGHTS) == pytest.approx(right[CHOSEN].mean(axis=1))
+def test_an_option_that_is_never_right_nor_chosen_counts_as_in_evaluate():
+    truth, given = np.arange(N) % 4, np.arange(N) % 3
+    sides = zip(truth, given, strict=True)
+    examples = [{"options": list("abcde"), "label": str(a), "predicted": str(b)} for a, b in sides]
+    metrics, _ = dev_metrics({"kind": "choice", "labels": [], "examples": examples})
+    names = ["accuracy", "macro_f1"]
+    check(metrics, names, by_task(names, truth, given, 5))
 
 
 def test_label_sets():

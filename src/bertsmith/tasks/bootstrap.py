@@ -99,7 +99,9 @@ def dev_metrics(dev: Mapping[str, Any]) -> tuple[dict[str, Score], np.ndarray]:
         return _of_sentences(examples, is_plain(dev))
     if kind == "answer":
         return _of_questions(examples, dev["task"])
-    return _of_classes(*_decisions(examples, dev.get("labels") or []))
+    # of a choice also the options that nobody named, which `evaluate` counts as 0
+    options = [str(number) for number in range(len(examples[0].get("options", ())))]
+    return _of_classes(*_decisions(examples, dev.get("labels") or options))
 
 
 def _decisions(examples: Sequence[Mapping[str, Any]], labels: Sequence[Any]) -> list[np.ndarray]:
