@@ -24,7 +24,8 @@ import numpy as np
 TOP, ROUNDS, PART = 10, 3, 50_000
 
 
-def made_vectors(path: Path, rows: int, size: int) -> Path:
+def make_vectors(path: Path, rows: int, size: int) -> None:
+    """Write random vectors, unless they are there. Errors: ValueError for others than asked."""
     if not path.exists():
         random = np.random.default_rng(0)
         vectors = np.lib.format.open_memmap(path, "w+", np.float32, (rows, size))
@@ -32,7 +33,12 @@ def made_vectors(path: Path, rows: int, size: int) -> Path:
             part = vectors[start : start + PART]
             part[:] = random.standard_normal(part.shape, dtype=np.float32)
         vectors.flush()
-    return path
+    found = np.load(path, mmap_mode="r").shape
+    if found != (rows, size):
+        raise ValueError(
+            f"{path} has {' x '.join(map(str, found))} numbers, not {rows} x {size}: remove it, or "
+            "name its --rows and --size"
+        )
 
 
 def peak_mib() -> float:
@@ -77,10 +83,11 @@ def main() -> None:
     parser.add_argument("--queries", type=int, nargs="+", default=[1, 100])
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)  # system, number of queries
     given = parser.parse_args()
-    path = made_vectors(given.folder / "vectors.npy", given.rows, given.size)
+    path = given.folder / "vectors.npy"
     if given.one:
         print(json.dumps(measure(given.one[0], path, int(given.one[1]))))
         return
+    make_vectors(path, given.rows, given.size)
     for count in given.queries:
         found = {}
         for system in ("numpy", "bertsmith"):
