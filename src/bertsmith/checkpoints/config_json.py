@@ -241,7 +241,8 @@ def model_kind(folder: Path) -> str:
     Tensors tell where no architecture does. Errors: as `architectures`.
     """
     names = architectures(folder)
-    if not names and config_path(folder).name == CONFIG_FILE:  # not an ELMo's options.json
+    # not an ELMo's options.json
+    if not names and config_path(folder).name in (CONFIG_FILE, GOOGLE_CONFIG):
         with suppress(ValueError):  # an exported model has no weights
             found = folder_tensors(folder)
             return next((kind for name, kind in TOLD_BY.items() if name in found), "BareModel")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import zipfile
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.formats.pickled import read_pickled
-from bertsmith.checkpoints.model_folder import load_model
+from bertsmith.checkpoints.model_folder import load_model, model_class
 from bertsmith.checkpoints.reading import open_tensors
 from bertsmith.checkpoints.tensors import read_tensor_file
 from bertsmith.model.heads import PreTrainingModel
@@ -57,6 +58,27 @@ def test_pickled_weights_are_read(is_archive, shards, folder, pretrained, tmp_pa
         assert tensor.data_ptr() % 64 == 0  # memory of torch's own: no map of the file
     assert convert(folder, tmp_path / "new").missing == []
     assert (tmp_path / "new" / WEIGHTS).exists()
+
+
+def test_a_folder_of_2018_is_no_google_s(folder, pretrained):
+    """pytorch-pretrained-bert has Google's bert_config.json, but its own weights and exact GELU."""
+    tensors = to_pickled(folder)
+    old = {"weight": "gamma", "bias": "beta"}
+    renamed = {
+        re.sub(r"(?<=LayerNorm\.)(weight|bias)$", lambda one: old[one[0]], name): tensor
+        for name, tensor in tensors.items()
+    }
+    assert "bert.embeddings.LayerNorm.gamma" in renamed
+    torch.save(renamed, folder / PICKLED, _use_new_zipfile_serialization=False)
+    entries = json.loads((folder / "config.json").read_text())
+    sizes = {name: value for name, value in entries.items() if isinstance(value, int | float)}
+    (folder / "bert_config.json").write_text(json.dumps(sizes | {"hidden_act": "gelu"}))
+    (folder / "config.json").unlink()
+    assert model_class(folder) is PreTrainingModel
+    loaded = load_model(folder, PreTrainingModel)
+    assert loaded.model.config.activation == "gelu"
+    for name, tensor in loaded.model.state_dict().items():
+        assert torch.equal(tensor, pretrained.state_dict()[name]), name
 
 
 def test_parameters_are_read_as_the_tensors_they_are(folder, pretrained):

@@ -84,14 +84,17 @@ def google_config(folder: Path) -> dict[str, Any]:
     """`bert_config.json` as the entries of a config.json; the class is told by the tensors.
 
     "gelu", the default too, is the tanh approximation there (modeling.py, `gelu`, `BertConfig`).
+    Without a checkpoint the folder is one of pytorch-pretrained-bert (2018), whose gelu is exact.
     """
     stored = read_json_object(folder / GOOGLE_CONFIG)
     prefix = checkpoint_prefix(folder)
-    bundle = open_checkpoint(prefix) if prefix else None
-    names = bundle.names if bundle else []
+    if prefix is None:
+        return stored
+    bundle = open_checkpoint(prefix)
+    names = bundle.names
     told = (architecture for name, architecture in HEADS if name in names)
     entries: dict[str, Any] = {"architectures": [next(told, "BertModel")]}
-    if bundle and "output_weights" in names:
+    if "output_weights" in names:
         outputs = min((*bundle.shape("output_weights"), MOST_CLASSES)[0], MOST_CLASSES)
         entries["id2label"] = {str(k): f"LABEL_{k}" for k in range(outputs)}
     entries |= {name: value for name, value in stored.items() if name != GELU}
