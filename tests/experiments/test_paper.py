@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.base.files import read_json, write_json
+from bertsmith.base.files import read_json
 from bertsmith.experiments.paper import cells as cells_file
 from bertsmith.experiments.paper.experiment import (
     SCALES,
@@ -18,13 +18,13 @@ from bertsmith.experiments.paper.experiment import (
 from bertsmith.experiments.paper.page import parts
 from bertsmith.experiments.paper.reproduce import plans_of
 from bertsmith.experiments.paper.verdicts import held, paired_p, row_of
-from bertsmith.experiments.paper.work import Work, find_data, model_digests, resolved
+from bertsmith.experiments.paper.work import Work, find_data, resolved
 from bertsmith.experiments.settings import ReproduceSettings
 from bertsmith.tasks.task import find_task
 from bertsmith.training.finetuning.settings import DEEPEST
 from bertsmith.training.settings import Machine
 
-from ..tiny import ANIMALS, PLACES, cli, python, random_model, refused, word_tokenizer, write
+from ..tiny import ANIMALS, PLACES, cli, python, refused, write
 
 TOY = """
 title = "Toy"
@@ -245,15 +245,6 @@ def test_a_text_too_short_for_a_perplexity_leaves_the_page(files, monkeypatch, c
     result = {"rows": {"mlm": row}, "columns": ["perplexity"], "tests": (), "claims": ()}
     *_, costs = parts({**result, "curves": {}})
     assert costs.rows == [["Masked", "4x64", "9", "8.00e+00", "–", "–"]]
-
-
-def test_a_model_that_lowers_letters_is_another(tmp_path):
-    found = []
-    for name, lowers in (("a", True), ("b", True), ("c", False)):
-        folder = random_model(tmp_path / name, word_tokenizer(["a man"]))
-        write_json(folder / "tokenizer_config.json", {"do_lower_case": lowers})
-        found.append(model_digests(folder))
-    assert found[0] == found[1] and found[0] != found[2]
 
 
 def test_the_precision_of_a_pretraining_is_in_its_key():

@@ -186,14 +186,17 @@ def test_two_processes_are_not_at_one_work(tmp_path):
 
 
 def test_what_the_job_is_told_by(tmp_path):
-    weights = tmp_path / "model.safetensors"
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     weights.write_bytes(b"12")
+    config.write_bytes(b"{}")
     job = request_digest([tmp_path], "float32")
     assert job == request_digest(iter([tmp_path]), "float32")
     others = {request_digest([tmp_path], "bf16"), request_digest([tmp_path, tmp_path], "float32")}
     weights.write_bytes(b"123")
     others.add(request_digest([tmp_path], "float32"))
-    assert len({job, *others}) == 4
+    config.write_bytes(b'{"hidden_act": "gelu_new"}')
+    others.add(request_digest([tmp_path], "float32"))
+    assert len({job, *others}) == 5
 
 
 def test_arrays_and_their_texts_come_back():

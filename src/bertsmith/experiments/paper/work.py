@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bertsmith.base.files import atomic_folder, read_json, remove_folder, write_json
 from bertsmith.base.settings import from_mapping, to_mapping
-from bertsmith.checkpoints.config_json import read_config
+from bertsmith.checkpoints.config_json import config_path, read_config
 from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
 from bertsmith.checkpoints.stored import WEIGHTS, weight_files
@@ -39,6 +40,8 @@ from bertsmith.tasks.examples import find_file
 from bertsmith.tasks.task import Task
 from bertsmith.text.readers.documents import input_files, read_documents
 from bertsmith.text.readers.tables import digest
+from bertsmith.text.tokenizer import bytepair
+from bertsmith.text.tokenizer.files import TOKENIZER_FILES
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.vocabulary.train import train_vocabulary
@@ -95,8 +98,8 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def model_digests(folder: Path) -> list[str]:
     """Digests of the weights, configuration and vocabulary of a model that is there."""
-    names = "config.json", "vocab.txt", "tokenizer.json", "tokenizer_config.json"
-    files = [folder / name for name in names if (folder / name).exists()]
+    vocabulary = (folder / name for name in chain(TOKENIZER_FILES, *bytepair.FILES))
+    files = config_path(folder), *filter(Path.exists, vocabulary)
     return [digest(path) for path in (*weight_files(folder), *files)]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from bertsmith.base import VERSION
 from bertsmith.base.files import kept_for_user
+from bertsmith.checkpoints.config_json import config_path
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.model.kernels.llvm.blocks import cpu_features
@@ -132,12 +134,13 @@ def _version(package: str) -> str:
 
 
 def request_digest(models: Iterable[Path], *settings: object) -> str:
-    """A digest of all that decides the numbers besides the input: the files of models, settings.
+    """A digest of what decides the numbers besides input and pieces: the files of models, settings.
 
     Of the files it takes path, size and time, which are quick to tell.
     """
     known = sha256()
-    for file in (file for folder in models for files in model_files(folder) for file in files):
+    read = ([config_path(folder), *chain(*model_files(folder))] for folder in models)
+    for file in chain.from_iterable(read):
         stat = file.stat()
         known.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}\0".encode())
     known.update(repr(settings).encode("utf-8", "backslashreplace"))
