@@ -7,6 +7,7 @@ precision that the machine gives; device and threads are not.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
@@ -18,7 +19,7 @@ from bertsmith.base.files import atomic_folder, read_json, remove_folder, write_
 from bertsmith.base.settings import from_mapping, to_mapping
 from bertsmith.checkpoints.config_json import config_path, read_config
 from bertsmith.checkpoints.hub import open_model_folder
-from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder
+from bertsmith.checkpoints.run_folder import RESULT_FILE, SETTINGS_FILE, RunFolder
 from bertsmith.checkpoints.stored import WEIGHTS, weight_files
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
@@ -351,6 +352,7 @@ class Work:
         recipe = from_mapping(FinetuneSettings, {**vars(self.machine), **settings}, "finetune")
 
         def make(out: Path) -> None:
+            forget_other(out, folder)
             if not is_finished(out):
                 train, dev, files = data.sets
                 start = InitialModel(folder)
@@ -376,6 +378,7 @@ class Work:
         own = from_mapping(FrozenSettings, {**vars(self.machine), **settings}, "features")
 
         def make(out: Path) -> None:
+            forget_other(out, folder)
             train, dev, files = data.sets
             sets, provenance = {"train": train, "dev": dev}, Provenance(data=files)
             feature_table(folder, sets, self.rows, [seed], own, out, provenance)
@@ -388,6 +391,20 @@ class Work:
         flops = 6.0 * len(self.rows) * own.epochs * words * weights
         label = label_of(inputs, origin, data.task, seed)
         return Cell("features", label, made_of, make, inputs, flops)
+
+
+def forget_other(out: Path, model: Path) -> None:
+    """Remove what an unfinished cell has of another model: its pre-training was made anew since."""
+    run, weights = RunFolder(out), [digest(path) for path in weight_files(model)]
+    if run.kind() is None or run.settings()["settings"]["model_sha256"] == weights:
+        return
+    print(f"{out}: begins anew: the pre-training that it builds on was made anew", file=sys.stderr)
+    # run.json last, which tells: a kill may come before
+    for path in sorted(out.iterdir(), key=lambda path: path.name == SETTINGS_FILE):
+        if path.is_dir():
+            remove_folder(path)
+        elif path.suffix != ".lock":  # which this process holds
+            path.unlink()
 
 
 def label_of(inputs: Sequence[Cell], origin: Mapping[str, Any], task: Task, seed: int) -> str:
