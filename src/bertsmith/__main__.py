@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import io
 import os
 import sys
 
@@ -22,6 +23,8 @@ def run() -> int:
             print(end="", file=sys.stderr, flush=True)
         os._exit(code)
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may hold half a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     atexit.register(leave)  # first, and so called last
     code = main()
     return code

@@ -14,7 +14,7 @@ import pytest
 from bertsmith.base import VERSION
 from bertsmith.cli import main as command_line
 
-from ..tiny import bertsmith, cli, refused
+from ..tiny import bertsmith, cli, python, refused
 
 SOURCE = '''from __future__ import annotations
 
@@ -252,6 +252,16 @@ sys.exit(found)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, out.format(version=VERSION))
     assert ("ZeroDivisionError" in done.stderr) == (words == ["--wrong"])
+
+
+def test_half_a_character_is_printed_as_its_escape():
+    program = r"""
+import json, sys
+from bertsmith import __main__ as command
+command.main = lambda: print(json.dumps({"label": "half \ud83d"}, ensure_ascii=False)) or 0
+sys.exit(command.run())
+"""
+    assert python(program) == (0, '{"label": "half \\ud83d"}\n', "")
 
 
 def test_closed_output_is_no_error():

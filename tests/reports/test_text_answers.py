@@ -41,6 +41,14 @@ def test_classes(tuned, page):
     assert "SHA-256 of the data train ab12 dev cd34" in words and "data_sha256" not in words
 
 
+def test_half_a_character_in_a_class_is_shown_as_a_question_mark(tuned, page):
+    half = "half \ud83d"
+    found = [answer("no", half, 0.05, 0.95), answer(half, half, 0.1, 0.9)]
+    words, source = page(tuned("classify", found, labels=["no", half], confusion=[[0, 1], [0, 1]]))
+    assert "half ? 1" in words
+    assert "no predicted as half ?" in source
+
+
 def test_a_metric_without_a_value_says_why(tuned, page):
     found = [answer("no", "no", 0.9, 0.1), answer("yes", "no", 0.7, 0.3)]
     shown = {

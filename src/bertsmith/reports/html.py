@@ -118,7 +118,12 @@ def escaped(words: str) -> str:
     >>> escaped("a < \\ud83d")
     'a &lt; ?'
     """
-    return escape(words.encode("utf-8", "replace").decode("utf-8"))
+    return escape(whole(words))
+
+
+def whole(words: str) -> str:
+    """The text with a question mark for a byte that is not UTF-8 and for half a character."""
+    return words.encode("utf-8", "replace").decode("utf-8")
 
 
 def note(words: str) -> str:

@@ -211,7 +211,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
     A cell says on hover what it counts. More than MAX_CELLS labels give an empty string: nothing
     could be read in the picture.
     """
-    size = len(labels)
+    labels, size = [html.whole(label) for label in labels], len(labels)
     if not 0 < size <= MAX_CELLS:
         return ""
     side = max(0.17, min(0.6, 6.0 / size))  # of a cell, in inches
