@@ -169,6 +169,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, monkeypatch):
     train("stopped", stop=8)
     resumed = train("stopped")
     assert resumed is not None and whole is not None
+    assert not (tmp_path / "stopped/checkpoints").exists()
     assert resumed["averaged_steps"] == whole["averaged_steps"]
     weights = (
         read_tensor_file(tmp_path / out / "model.safetensors") for out in ("whole", "stopped")

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertsmith.base.files import remove_folder
 from bertsmith.base.settings import group_values, to_mapping
 from bertsmith.checkpoints.run_folder import RESULT_FILE, RunFolder, describe
 from bertsmith.checkpoints.stored import WEIGHTS
@@ -343,4 +344,5 @@ def _train(task: Translation, run: RunFolder, peak: float) -> dict[str, Any]:
         "dev_last": last,
     }
     run.write_result(result)
+    remove_folder(run.checkpoints)  # several times the model's size, and a finished run is final
     return result
