@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from bertsmith.base.processes import keep_freed_memory
-from bertsmith.model.config import config_for
+from bertsmith.corpus.examples.settings import ExampleSettings
+from bertsmith.model.config import SIZES, config_for
 from bertsmith.model.heads import PreTrainingModel, Targets
 from bertsmith.model.initialization import initialize
 from bertsmith.model.kernels.masked_lm_loss import CUDA_BLOCK
@@ -26,17 +28,42 @@ from bertsmith.training.memory import (
     step_memory,
 )
 from bertsmith.training.optimizers import build_optimizer
+from bertsmith.training.pretraining.settings import PretrainSettings
+from bertsmith.training.pretraining.task import rows_per_forward
 from bertsmith.training.replicas import Replicas
 
-WITHOUT_INT8 = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 products")
+CPU = torch.device("cpu")
+WITHOUT_INT8 = pytest.mark.skipif(not has_int8(CPU), reason="no int8 products")
 INT8 = pytest.param("int8", "adamw", marks=WITHOUT_INT8)
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 BASE = config_for("base", 30522)
 
 
+def gigabytes(config, shape):
+    """As the table of docs/how-to/pretrain.md has them: in brackets with fewer activations kept."""
+    fewer = replace(shape, activation_checkpointing=True)
+    peaks = [step_memory(config, one).peak / 1e9 for one in (shape, fewer)]
+    return "{} ({})".format(*(f"{peak:.{int(peak < 10)}f}" for peak in peaks))
+
+
+def test_the_table_of_the_page_is_the_estimate():
+    page = (Path(__file__).parents[2] / "docs/how-to/pretrain.md").read_text(encoding="utf-8")
+    for size in SIZES:
+        config, cells = config_for(size, 30_522), []
+        for rows, length in ((32, 128), (256, 128), (32, 512), (256, 512)):
+            masked = ExampleSettings(max_length=length).num_predictions
+            shape = StepShape(rows, rows, length, masked, "bf16", device="cuda")
+            cells.append(gigabytes(config, shape))
+        two, settings = Engine(CPU, "bf16", threads=2), PretrainSettings(max_length=128)
+        rows = rows_per_forward(settings, settings.phases()[0], two, config)
+        shape = StepShape(32, rows, 128, 20, "bf16", workers=2)
+        row = " | ".join([size, *cells, gigabytes(config, shape)])
+        assert f"\n| {row} |\n" in page, row
+
+
 def kept_bytes(config, shape):
     """Bytes of all that autograd saves in a forward pass and that is no parameter."""
-    engine = Engine(torch.device("cpu"), shape.precision, threads=1)
+    engine = Engine(CPU, shape.precision, threads=1)
     pretrained = PreTrainingModel(config)
     engine.prepare(pretrained)
     with Replicas(pretrained, engine) as replicas:
