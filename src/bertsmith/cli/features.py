@@ -168,7 +168,9 @@ class _Scaled:
 
 
 def _ranges_file(out: Path) -> Path:
-    return out.with_suffix(".ranges.npy")
+    from bertsmith.inference.embeddings.vector_files import RANGES
+
+    return out.with_suffix(RANGES)
 
 
 def _write_vectors(out: Path, parts: Iterable[tuple[Sequence[str], np.ndarray]], count: int) -> int:

@@ -49,6 +49,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path, block):
     for name, part in (("b", vectors[20:21]), ("a", vectors[:20]), ("c", vectors[21:])):
         np.save(tmp_path / f"{name}.npy", part)
     (tmp_path / "notes.txt").write_text("no vectors")
+    np.save(tmp_path / "b.ranges.npy", vectors[:2])  # as `bertsmith embed --quantize int8` does
     np.testing.assert_array_equal(
         search(tmp_path, queries).rows, sorted_cosines(vectors, queries, 10)[0]
     )

@@ -14,6 +14,7 @@ import numpy as np
 from bertsmith.base.files import named_errors
 
 BLOCK_BYTES = 4 << 20  # that a worker reads at once
+RANGES = ".ranges.npy"  # end of the name of what `bertsmith embed` scaled vectors to int8 by
 
 Block = tuple[int, int, Callable[[np.ndarray], np.ndarray]]
 """Its first row, the number of its rows, what gives them (float32 memory for them is lent)."""
@@ -71,14 +72,16 @@ class VectorFile(NamedTuple):
 
 
 class StoredVectors:
-    """The vectors of a .npy file, or of all in a folder, in the order of their names.
+    """The vectors of a .npy file, or of all in a folder but ranges, in the order of their names.
 
     Errors: ValueError for no such file, those of `VectorFile.open`, and unequal sizes.
     """
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        paths = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+        paths = [path]
+        if path.is_dir():
+            paths = sorted(each for each in path.glob("*.npy") if not each.name.endswith(RANGES))
         if not paths:
             raise ValueError(f"{path}: no .npy file in this folder")
         self.files = [VectorFile.open(each) for each in paths]
