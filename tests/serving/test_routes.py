@@ -364,6 +364,15 @@ def test_models_are_listed_as_openai_does(app):
     assert "path" not in str(found) and "folder" not in first
 
 
+def test_a_model_that_keeps_more_numbers_than_there_are_is_listed(tmp_path):
+    folder = similar(tmp_path / "own", 1, "mean")
+    write(folder / "config_sentence_transformers.json", '{"truncate_dim": 99}')
+    model = ServedModel.open("own", folder, choose_processor("cpu", "float32"))
+    with application({"own": model}, operations_of) as app:
+        answer = ask(app, "GET", "/v1/models")
+    assert (answer.status, answer.body["data"][0]["dimensions"]) == (200, 4)
+
+
 def test_health(app, monkeypatch):
     for path in ("/health", "/health/live", "/health/ready", "/ping"):
         assert ask(app, "GET", path)[::2] == (200, b"")

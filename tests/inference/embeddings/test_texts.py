@@ -204,6 +204,34 @@ def test_dimensions_are_the_first_numbers_before_vectors_are_made_of_length_1(tm
             bertsmith.load(theirs).embed(TEXTS, dimensions=wrong)
 
 
+def test_a_model_that_was_not_trained_for_it_is_warned_of_once(tmp_path, folder, capsys):
+    model, said = bertsmith.load(folder), f"warning: nothing says that {folder} was ever trained"
+    for times in (1, 0):
+        model.embed("a dog")
+        assert capsys.readouterr().err.count(said) == times
+    trained = shutil.copytree(folder, tmp_path / "trained")
+    write_pooling(trained, ContrastiveSettings(), 16)
+    bertsmith.load(trained).embed("a dog")
+    assert capsys.readouterr().err == ""
+    bertsmith.load(trained).embed("a dog", pool="cls")
+    assert "was trained with mean pooling, but is read with cls" in capsys.readouterr().err
+
+
+def test_dimensions_of_a_folder_that_are_more_than_there_are_are_all(tmp_path, folder):
+    theirs = saved_by_them(folder, tmp_path / "theirs", dense=DENSE[:1])
+    path = theirs / "config_sentence_transformers.json"
+    stored = json.loads(path.read_text())
+    for given, count in ((99, 12), (12, 12), (5, 5)):
+        path.write_text(json.dumps(stored | {"truncate_dim": given}))
+        found, expected = bertsmith.load(theirs).embed(TEXTS), sentence_transformer(theirs)
+        np.testing.assert_allclose(found, expected.encode(TEXTS), atol=1e-5)
+        assert found.shape == (len(TEXTS), count)
+    for wrong in (0, "5"):
+        path.write_text(json.dumps(stored | {"truncate_dim": wrong}))
+        with pytest.raises(ValueError, match=f"transformers.json: truncate_dim {wrong!r} is not"):
+            pooling_settings(theirs)
+
+
 LONG = ["the cat sat on the mat . a dog", "good " * 31, "a cat", ""]
 
 
