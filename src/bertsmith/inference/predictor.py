@@ -24,7 +24,11 @@ from bertsmith.inference.answers import (
     LabelSet,
     TaggedText,
 )
-from bertsmith.inference.embeddings.pooling import LongTexts, pooling_settings
+from bertsmith.inference.embeddings.pooling import (
+    LongTexts,
+    pooling_settings,
+    pooling_warning,
+)
 from bertsmith.inference.embeddings.texts import cut_note, embed, resolve
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
@@ -74,6 +78,8 @@ class Predictor(Runner):
     generator of texts gets a list of answers, in its order. A method refuses what is neither, and a
     model that was not made for it, with a ValueError.
     """
+
+    _has_embedded = False
 
     def __repr__(self) -> str:
         """Such as <Predictor of runs/sst: classify (bad, good), embed, features; 2 layers of 128;
@@ -344,7 +350,8 @@ class Predictor(Runner):
         whose vectors become one.
 
         Cosines of a model that was only pre-trained tell little, those of unrelated texts are high:
-        `bertsmith.Whitening` helps, and so does training, `bertsmith embed train`.
+        a line on stderr says so once. `bertsmith.Whitening` helps, and so does training, `bertsmith
+        embed train`.
 
         Errors: ValueError for settings that the model cannot follow.
         """
@@ -352,6 +359,9 @@ class Predictor(Runner):
             self.folder, pool, max_length, prompt, normalize, dimensions, long_texts
         )
         texts = as_texts(text, "text")
+        if not self._has_embedded and (warning := pooling_warning(self.folder, pooling)):
+            self.note(f"warning: {warning}")
+        self._has_embedded = True
         resolve(self, texts, pooling)
         vectors, cut, _ = embed(self, texts, pooling)
         if cut:
