@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 import bertsmith
+from bertsmith.inference.engines.processor import choose_processor
+from bertsmith.model.config import ElmoConfig
+from bertsmith.model.elmo_heads import ElmoClassifier
+from bertsmith.serving.models import ServedModel
+from bertsmith.serving.operations import operations_of
+from bertsmith.text.tokenizer.characters import CharacterTokenizer
 
-from .serving_tools import server
+from ..tiny import random_model
+from .serving_tools import application, ask, server
 from .small_models import TEXTS, TOKENIZER, floats, same
 
 PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -66,7 +73,7 @@ def test_coheres_rerank(post, folders):
     order = np.argsort(scores)[::-1].tolist()
     expected = 1 / (1 + np.exp(-np.array(scores)[order]))
     body = {"query": "who left", "documents": TEXTS, "model": "rerank-v3.5"}
-    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/"):
         given = post(path, body).body
         assert given["id"] and given["meta"]["tokens"]["input_tokens"] > 0
         assert [entry["index"] for entry in given["results"]] == order
@@ -81,6 +88,21 @@ def test_coheres_rerank(post, folders):
         refused = post("/v1/rerank", body | wrong)
         assert refused.status in (400, 422) and set(refused.body) == {"message"}
     assert post("/rerank", {"query": "a"}).body.endswith(b"missing field `texts`")
+
+
+def test_the_main_route_of_a_model_without_vectors(tmp_path, served):
+    sizes = {"hidden_size": 12, "intermediate_size": 10, "embedding_size": 4, "filters": (3, 5, 4)}
+    about = {"config": ElmoConfig(**sizes), "extra_config": {"kind": "classify"}}
+    folder = random_model(tmp_path / "elmo", CharacterTokenizer(), ElmoClassifier, 2, **about)
+    elmo = ServedModel.open("elmo", folder, choose_processor("cpu", "float32"))
+    body = {"inputs": "ann left"}
+    with application(served("vectors") | {"elmo": elmo}, operations_of) as app:
+        named = body | {"model": "elmo"}
+        found, expected = (ask(app, "POST", path, named) for path in ("/", "/predict"))
+        assert found.status == 200 and found.body == expected.body
+    with application({"elmo": elmo}, operations_of) as app:
+        assert ask(app, "POST", "/", body).body == expected.body
+        assert ask(app, "GET", "/info").body["model_id"] == "elmo"
 
 
 # --- clients as installed

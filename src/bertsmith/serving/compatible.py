@@ -118,6 +118,9 @@ def cohere_refusal(refused: Refused) -> dict[str, str]:
     return {"message": refused.message}
 
 
+MAIN_METHODS = "embed", "classify", "score"  # a frozen model's classifier gives no vectors
+
+
 class MainInputs(Struct, kw_only=True):
     """Input of /predict, /rerank, /similarity or /embed; which, the fields and the model say."""
 
@@ -127,7 +130,8 @@ class MainInputs(Struct, kw_only=True):
 
 
 async def main(app: Application, request: Request, body: MainInputs) -> Any:
-    model = app.model(body.model, "embed") if body.model else next(iter(app.models.values()))
+    # a name that is not here is for the route to refuse, or to know as another's
+    model = app.models.get(body.model or "") or next(iter(app.models.values()))
     path = "/predict" if model.methods[0] in ("classify", "score") else "/embed"
     if isinstance(body.inputs, dict):
         path = "/similarity"
@@ -194,10 +198,10 @@ COMPATIBLE: Sequence[Operation] = (
         needs=("embed",),
     ),
     inference(
-        "/info", tei.info, None, dict[str, Any], "About the first model", needs=("embed",)
+        "/info", tei.info, None, dict[str, Any], "About the first model", needs=MAIN_METHODS
     ),
     *(
-        inference(path, main, MainInputs, Any, "The model's main route", TEXTS, needs=("embed",))
+        inference(path, main, MainInputs, Any, "The model's main route", TEXTS, needs=MAIN_METHODS)
         for path in ("/invocations", "/")
     ),
 )  # fmt: skip
