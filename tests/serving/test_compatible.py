@@ -60,7 +60,12 @@ def test_ids_are_refused_unless_they_are_allowed(post, folders):
 
 
 @pytest.mark.parametrize(
-    "body", [{"input": []}, {}, {"input": 3}, {"input": "a", "dimensions": 99}, {"input": [5, "a"]}]
+    "body",
+    [
+        {},
+        *({"input": wrong} for wrong in ([], 3, [5, "a"], "", ["ann", ""], [[]], [["a"]])),
+        {"input": "a", "dimensions": 99},
+    ],
 )
 def test_openais_refusals_are_400(post, body):
     given = post("/v1/embeddings", body, allow_token_ids=True)

@@ -58,8 +58,8 @@ async def embeddings(app: Application, request: Request, body: EmbeddingsInput) 
             "input",
         )
     texts = tei.texts_or_ids(model, body.input, "input")
-    if not texts:
-        raise Refused(400, "no text: give one at least", "input")
+    if not texts or not all(texts):
+        raise Refused(400, "no text, or an empty one: leave it out", "input")
     options = {"normalize": True, "dimensions": body.dimensions}
     found = await app.ask(request, model, "embed", [(text,) for text in texts], **options)
     tokens = sum(count for _, count in found)
