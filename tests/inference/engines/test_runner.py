@@ -1,5 +1,6 @@
 """A folder's models are opened once, whoever asks, with however many threads."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +12,7 @@ from bertsmith.inference.embeddings.texts import embed
 from bertsmith.inference.engines import runner
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import SequenceClassifier
+from bertsmith.tasks.vectors import text_features
 
 from ...tiny import piece_tokenizer, random_model
 
@@ -77,7 +79,7 @@ def test_what_is_kept_in_memory_survives_its_file(model):
 
 
 def test_threads_that_explain_at_once_see_their_own_text(model):
-    """PyTorch's modules keep their outputs for whoever asks: one at a time."""
+    """PyTorch's modules are one for all threads, and keep what they give for each by itself."""
     texts = [" ".join(TEXT.split()[: 2 + k]) for k in range(8)]
     expected = [[model.explain(t, method=m) for t in texts] for m in ("gradient", "rollout")]
     with ThreadPoolExecutor(4) as pool:
@@ -85,3 +87,17 @@ def test_threads_that_explain_at_once_see_their_own_text(model):
             for method, known in zip(("gradient", "rollout"), expected, strict=True):
                 found = list(pool.map(lambda t, m=method: model.explain(t, method=m), texts))
                 assert found == known
+
+
+@pytest.mark.parametrize("method", ["gradient", "rollout"])
+def test_what_another_thread_answers_meanwhile_is_not_explained(model, method):
+    expected, read = model.explain(TEXT, method=method), model.pytorch(model.task_kind)
+    other, caller = text_features(TOKENIZER, ["the mat"], 40), threading.get_ident()
+
+    def meanwhile(module, inputs):
+        if threading.get_ident() == caller:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(read.outputs, other).result()
+
+    read.model.encoder.register_forward_pre_hook(meanwhile)
+    assert model.explain(TEXT, method=method) == expected

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,6 @@ class TorchModel:
     missing: list[str]
     """Our names of tensors that the folder lacks."""
     engine: Engine
-    hooking: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a module keeps its outputs, which would be those of any thread."""
 
     @classmethod
     def open(cls, folder: Path, kind: str, processor: Processor) -> TorchModel:
@@ -120,7 +118,7 @@ class TorchModel:
         LayerNorm does not see the size of its input.
         """
         read = [one.embeddings for one in encoders(self.model.encoder)]
-        with self.hooking, kept_outputs(read) as inputs:
+        with kept_outputs(read) as inputs:
             outputs_1K = self.model(*self._alone(row), None)
         explained = (outputs_1K @ torch.from_numpy(weights).to(outputs_1K.device)).sum()
         gradients = torch.autograd.grad(explained, inputs)
@@ -136,7 +134,7 @@ class TorchModel:
         encoder = self.model.encoder
         read = encoders(encoder)
         layers = [layer.get_submodule("qkv") for one in read for layer in one.layers]
-        with torch.inference_mode(), self.hooking, kept_outputs(layers) as kept:
+        with torch.inference_mode(), kept_outputs(layers) as kept:
             encoder(*self._alone(row))
             found = [attention_weights(qkv_1TH[0], read[0].config) for qkv_1TH in kept]
         if len(read) == 1:
@@ -164,11 +162,13 @@ def attention_weights(qkv_TH: Tensor, config: ModelConfig) -> np.ndarray:
 
 @contextmanager
 def kept_outputs(modules: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
-    """Keep what the modules give inside the block, in the order in which they run."""
+    """Keep what the modules give this thread inside the block, in the order in which they run."""
     kept: list[Tensor] = []
+    own = threading.get_ident()
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept.append(output)
+        if threading.get_ident() == own:  # others may compute with the same modules
+            kept.append(output)
 
     hooks = [module.register_forward_hook(keep) for module in modules]
     try:
