@@ -1,6 +1,8 @@
 """Scores of words beside transformers' models on the same weights, and beside answers to texts with
 other words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ TOKENIZER = piece_tokenizer(
 )
 IDS = TOKENIZER.vocabulary.ids
 CONFIG = ModelConfig(len(IDS), 64, 2, 2, 64, max_positions=40)  # that our own engine reads
+LEFT_TO_RIGHT = replace(CONFIG, causal=True)
 LABELS = ("bad", "good", "so-so")
 KINDS = {  # kind of task: outputs, labels
     "classify": (3, LABELS),
@@ -61,12 +64,14 @@ def explained(answer, label):
 
 
 def by_hand(model, texts, words, label):
-    """The falls when each word gives way to as many others as it has pieces."""
+    """The falls when each word gives way to as many others as it has pieces, or to none where the
+    model reads from left to right."""
     ask = getattr(model, model.methods[0])
     before, falls = explained(ask(*texts), label), []
     for word in words:
         changed, at = list(texts), word.segment == "text_pair"
-        others = f" {HIDDEN}" * len(model.tokenizer.tokenize(word.text))
+        pieces = 0 if model.config.causal else len(model.tokenizer.tokenize(word.text))
+        others = f" {HIDDEN}" * pieces
         changed[at] = f"{texts[at][: word.start]}{others} {texts[at][word.end :]}"
         falls.append(before - explained(ask(*changed), label))
     return falls
@@ -77,9 +82,11 @@ def scores(found):
 
 
 @pytest.mark.parametrize("texts", [(TEXT,), PAIR])
-@pytest.mark.parametrize("kind", KINDS)
-def test_occlusion_is_the_fall_of_the_answer_without_each_word(made, kind, texts):
-    model = bertsmith.load(made(kind))
+@pytest.mark.parametrize(
+    ("kind", "config"), [*((kind, CONFIG) for kind in KINDS), ("classify", LEFT_TO_RIGHT)]
+)
+def test_occlusion_is_the_fall_of_the_answer_without_each_word(made, kind, config, texts):
+    model = bertsmith.load(made(kind, config))
     found = model.explain(*texts)
     assert found.answer == getattr(model, model.methods[0])(*texts) and found.method == "occlusion"
     # float32 probabilities near 1 have few digits of what they lack
@@ -225,9 +232,7 @@ def test_what_pytorch_explains_is_in_float32(made, precision):
 
 
 def test_a_left_to_right_model_has_no_rollout(made):
-    model = bertsmith.load(
-        made(config=ModelConfig(len(IDS), 64, 2, 2, 64, max_positions=40, causal=True))
-    )
+    model = bertsmith.load(made(config=LEFT_TO_RIGHT))
     assert model.explain("the cat").words and model.explain("the cat", method="gradient").words
     with pytest.raises(ValueError, match="left-to-right model.*`method='rollout'` is for those"):
         model.explain("the cat", method="rollout")

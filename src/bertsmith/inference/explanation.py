@@ -28,8 +28,8 @@ Method = Literal["occlusion", "gradient", "rollout"]
 MEASURES: dict[Method, str] = {
     "gradient": "gradient x input: how fast the logit or score begins to fall as a word's "
     "embedding fades; not what the model would answer without the word",
-    "occlusion": "occlusion: how far the logit or score falls when [MASK] stands for a word; not "
-    "what several words do together",
+    "occlusion": "occlusion: how far the logit or score falls when [MASK] stands for a word, in a "
+    "left-to-right model without the word; not what several words do together",
     "rollout": "attention rollout: how much attention may have carried from a word to [CLS] "
     "through all layers; not whether it speaks for or against a label",
 }
@@ -119,17 +119,21 @@ def occlusion(model: Runner, reading: Reading, weights: np.ndarray, exclusive: b
     """The fall of outputs @ weights when each word's pieces are [MASK], [W]; `exclusive` as `pool`.
 
     A deleted word would move all that follow it, and leave a sentence of another form; [MASK] says
-    that there is a word, and not which, as in pre-training.
+    that there is a word, and not which, as in pre-training. A left-to-right model has never read
+    [MASK], and a GPT has none: for these the word is deleted.
     """
     rows, count = reading.features, len(reading.spans)
 
     def explained(words: np.ndarray) -> np.ndarray:
         """The number to explain without each of the words."""
         is_hidden = reading.word_numbers == words[:, None]
+        ids = np.where(is_hidden, np.int32(model.tokenizer.vocabulary.mask_id), rows.ids)
+        is_kept = ~(is_hidden & model.config.causal)
+        lengths = np.add.reduceat(is_kept, rows.boundaries[:-1], axis=1, dtype=np.int64)
         variants = Features(
-            np.where(is_hidden, np.int32(model.tokenizer.vocabulary.mask_id), rows.ids).reshape(-1),
-            np.tile(rows.token_types, len(words)),
-            cumulate(np.tile(rows.lengths, len(words))),
+            ids[is_kept],
+            np.broadcast_to(rows.token_types, ids.shape)[is_kept],
+            cumulate(lengths.reshape(-1)),
             None,
             rows.max_length,
             0,

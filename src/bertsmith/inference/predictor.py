@@ -200,9 +200,10 @@ class Predictor(Runner):
             WordScore(text='fine', start=2, end=6, segment='text', score=0.84)
 
         A score above 0 speaks for `label` (None: the predicted one, of several the most probable),
-        one below 0 against it. "occlusion": a pass a word, with [MASK] in its place; "gradient":
-        gradient x input, by PyTorch; "rollout": attention, which knows of no label, by PyTorch.
-        `Explanation.measures` says what the scores mean. No method tells the model's reason.
+        one below 0 against it. "occlusion": a pass a word, with [MASK] in its place (without it, of
+        a left-to-right model); "gradient": gradient x input, by PyTorch; "rollout": attention,
+        which knows of no label, by PyTorch. `Explanation.measures` says what the scores mean. No
+        method tells the model's reason.
 
         Words are those of the tokenizer, each the sum of its pieces. What does not fit into a row
         is not read and has no score, and a line on stderr says so.
