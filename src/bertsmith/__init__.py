@@ -22,6 +22,7 @@ them.
     model.explain(text, text_pair)    Explanation: a WordScore a word
     model.embed(text)                 a vector a text, float32 [N, H]
     model.features(text)              a vector a word, float32 [W, H]
+    model.attention(text, text_pair)  Attention: what each token reads
 
 Vectors of texts: bertsmith.search(vectors, queries) finds the nearest
 by exact cosine, also in files that do not fit into memory; those of a
@@ -31,8 +32,7 @@ bertsmith.quantize narrows them to int8 or bits.
 bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
 or OpenVINO, compares them with the model, and gives an ExportReport.
 
-An answer has to_dict() for JSON. text_pair is the second text of a
-model of pairs.
+An answer has to_dict() for JSON. text_pair is a pair's second text.
 
 Texts to numbers, as flat arrays:
 
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from bertsmith.experiments.finetuning import FinetuneResult as FinetuneResult
     from bertsmith.experiments.finetuning import finetune as finetune
     from bertsmith.inference.answers import AnswerSpan as AnswerSpan
+    from bertsmith.inference.answers import Attention as Attention
     from bertsmith.inference.answers import Choice as Choice
     from bertsmith.inference.answers import Entity as Entity
     from bertsmith.inference.answers import Explanation as Explanation
@@ -126,8 +127,8 @@ _EXPORTS = {  # module -> the names that are taken from it
     "corpus.store.store": ("TokenStore",),
     "experiments.finetuning": ("FinetuneResult", "finetune"),
     "inference.answers": (
-        *("AnswerSpan", "Choice", "Entity", "Explanation", "FillCandidate", "Label", "LabelSet"),
-        *("TaggedText", "WordScore"),
+        *("AnswerSpan", "Attention", "Choice", "Entity", "Explanation", "FillCandidate", "Label"),
+        *("LabelSet", "TaggedText", "WordScore"),
     ),
     "inference.embeddings.search": ("search",),
     "inference.embeddings.train": ("train_embeddings",),

@@ -51,7 +51,9 @@ CALLS = {
     "fill": ("books", (["the [MASK] sat", "[MASK] left [MASK]"],)),
     "embed": ("pairs", (["the cat", "rome"],)),
     "features": ("pairs", (["the cat", "rome"],)),
+    "attention": ("pairs", (["the cat", "rome"],)),
 }
+OF_ALL = "embed", "features", "attention"
 
 
 def write_models(folder):
@@ -128,7 +130,7 @@ def test_what_is_no_text_is_refused(runs, method, wrong):
         getattr(bertsmith.load(runs / folder), method)(wrong, *others)
 
 
-@pytest.mark.parametrize("method", [name for name in CALLS if name not in ("embed", "features")])
+@pytest.mark.parametrize("method", [name for name in CALLS if name not in OF_ALL])
 @pytest.mark.parametrize("folder", MODELS)
 def test_what_a_model_cannot_do_it_refuses_and_says_what_it_can(runs, method, folder):
     model = bertsmith.load(runs / folder)

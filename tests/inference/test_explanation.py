@@ -188,6 +188,18 @@ def test_rollout_is_the_product_of_transformers_attentions(made, texts):
     assert found.label is None and "not whether it speaks for or against" in found.measures
 
 
+@pytest.mark.parametrize("texts", [(TEXT,), PAIR])
+def test_attention_is_that_of_transformers(made, texts):
+    folder = made()
+    found, reference = bertsmith.load(folder).attention(*texts), Reference(folder, *texts)
+    with torch.inference_mode():
+        expected = reference.model(**reference.inputs, output_attentions=True).attentions
+    np.testing.assert_allclose(found.weights, torch.cat(expected), atol=1e-5)  # float32
+    assert [IDS[token] for token in found.tokens] == reference.inputs.input_ids[0].tolist()
+    with pytest.raises(ValueError, match="text 'the cat .*: the model reads 40 tokens at most"):
+        bertsmith.load(folder).attention("the cat " * 20)
+
+
 @pytest.mark.parametrize("method", ["occlusion", "gradient", "rollout"])
 def test_words_stand_where_the_user_wrote_them(made, method):
     model = bertsmith.load(made())

@@ -181,7 +181,7 @@ def test_attention_of_masked_tokens_is_that_of_transformers(models):
     model = models["reviews"]
     call = model.call("attention", masked=(2,))
     (found,) = call([("a b a",)], 1)
-    assert found["tokens"] == ["[CLS]", "a", "[MASK]", "a", "[SEP]"]
+    assert found["tokens"] == ("[CLS]", "a", "[MASK]", "a", "[SEP]")
     ids = torch.tensor(
         [model.predictor.tokenizer.vocabulary.ids[piece] for piece in found["tokens"]]
     )
@@ -189,7 +189,7 @@ def test_attention_of_masked_tokens_is_that_of_transformers(models):
     with torch.inference_mode():
         expected = other(ids[None], output_attentions=True).attentions
     # told to four digits
-    np.testing.assert_allclose(found["attention"], torch.cat(expected).numpy(), atol=6e-5)
+    np.testing.assert_allclose(found["weights"], torch.cat(expected).numpy(), atol=6e-5)
 
 
 @pytest.mark.parametrize("number", [0, 4, 9])

@@ -140,7 +140,7 @@ def test_tokens_have_the_places_of_the_text(app):
 def test_attention(app):
     (found,) = posted(app, "/v1/attention", text="the cat sat")
     size = len(found["tokens"])
-    weights = np.array(found["attention"])
+    weights = np.array(found["weights"])
     assert size == 5 and weights.shape == (2, 2, size, size)  # layers, heads
     assert np.allclose(weights.sum(axis=-1), 1, atol=1e-3)
     assert sum(found["rollout"]) == pytest.approx(1, abs=1e-4)
@@ -158,7 +158,7 @@ def test_attention_sees_what_the_model_sees(tmp_path, directions):
     folder = random_model(tmp_path / "ltr", tokenizer, BareModel, config=config)
     model = ServedModel.open("ltr", folder, choose_processor("cpu", "float32"))
     found = model.call("attention", masked=())([("the cat sat",), ("the cat mat",)], 1)
-    weights, changed = (one["attention"] for one in found)
+    weights, changed = (one["weights"] for one in found)
     assert weights.shape == (2, 4, 5, 5)
     assert np.allclose(weights.sum(axis=-1), 1, atol=1e-3)
     left, right = np.split(weights, [4 // directions], axis=1)

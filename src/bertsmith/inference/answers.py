@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from bertsmith.base.terminal import shortened
 
 
@@ -140,3 +142,18 @@ class Explanation(Answer):
     method: str
     measures: str = field(repr=False)  # what a score means, and what not
     words: tuple[WordScore, ...]  # those that the model has read, the first text's first
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Attention(Answer):
+    """What each token of a text or pair reads: see `Predictor.attention`.
+
+    >>> Attention(("[CLS]", "[SEP]"), np.full((1, 1, 2, 2), 0.5)).to_dict()["weights"]
+    [[[[0.5, 0.5], [0.5, 0.5]]]]
+    """
+
+    tokens: tuple[str, ...]
+    weights: np.ndarray = field(repr=False)  # float32 [layers, heads, T, T], rows that add up to 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "weights": self.weights.tolist()}

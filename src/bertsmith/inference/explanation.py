@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from bertsmith.inference.answers import Explanation, Label, LabelSet, WordScore
-from bertsmith.inference.engines.runner import Runner
+from bertsmith.inference.answers import Attention, Explanation, Label, LabelSet, WordScore
+from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.tasks.features import Features, cumulate, text_rows
 from bertsmith.tasks.labels import listed
 
@@ -147,6 +147,13 @@ def occlusion(model: Runner, reading: Reading, weights: np.ndarray, exclusive: b
     parts = np.array_split(every, len(every) * len(rows.ids) // VARIANT_TOKENS + 1)
     found = np.concatenate([explained(words) for words in parts if len(words)])
     return found[-1] - found[:-1]
+
+
+def attention(model: Runner, row: Features) -> Attention:
+    """What each token of one row reads in each layer."""
+    layers = model.pytorch(ENCODER).attention_probabilities(row)
+    pieces = model.tokenizer.vocabulary.pieces
+    return Attention(tuple(pieces[k] for k in row.ids.tolist()), np.stack(layers))
 
 
 def attention_rollout(model: Runner, features: Features) -> np.ndarray:

@@ -16,6 +16,7 @@ from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.inference import features
 from bertsmith.inference.answers import (
     AnswerSpan,
+    Attention,
     Choice,
     Entity,
     Explanation,
@@ -32,7 +33,7 @@ from bertsmith.inference.embeddings.pooling import (
 from bertsmith.inference.embeddings.texts import cut_note, embed, resolve
 from bertsmith.inference.engines.processor import choose_processor
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
-from bertsmith.inference.explanation import Method, Reading, explain
+from bertsmith.inference.explanation import Method, Reading, attention, explain
 from bertsmith.inference.fill import MaskFiller
 from bertsmith.inference.model_task import read_run
 from bertsmith.tasks.choice import ChoiceExamples
@@ -43,7 +44,7 @@ from bertsmith.tasks.tagging.running_text import given_sentences
 from bertsmith.tasks.tagging.schemes import classes_scheme
 from bertsmith.tasks.tagging.sentences import tagged_rows
 from bertsmith.tasks.task import OWN_KINDS
-from bertsmith.tasks.vectors import Pool
+from bertsmith.tasks.vectors import Pool, text_features
 from bertsmith.text.tokenizer.tokenizer import as_items, as_texts
 from bertsmith.training.finetuning.task_types.tagging import Tagged
 
@@ -391,6 +392,31 @@ class Predictor(Runner):
         words = [item.split() if isinstance(item, str) else item for item in items]
         extraction = features.Extraction(self.config, layers, pool, align, max_length)
         return _as_given(text, features.text_vectors(self, words, extraction))
+
+    @overload
+    def attention(self, text: str, text_pair: str | None = None) -> Attention: ...
+    @overload
+    def attention(self, text: Texts, text_pair: Texts | None = None) -> list[Attention]: ...
+    @checked()
+    def attention(
+        self, text: str | Texts, text_pair: str | Texts | None = None
+    ) -> Attention | list[Attention]:
+        """What each token of a text, or of a pair, reads in each layer, by PyTorch in float32.
+
+            bertsmith.load("runs/books").attention("Ann sees Rome.").weights[-1].mean(axis=0)
+
+        `weights[l, a, i, j]` is how much of token j token i reads by head a of layer l; [CLS] and
+        [SEP] are among the tokens. A text longer than the model's positions is refused.
+        """
+        names, positions = ("text", "text_pair"), self.config.max_positions
+        columns = [as_texts(text, "text")] if text_pair is None else _pairs(text, text_pair, names)
+        found = []
+        for first, *second in zip(*columns, strict=True):
+            row = text_features(self.tokenizer, [first], positions, second or None)
+            if row.num_truncated:
+                raise ValueError(f"text {first!r:.60}: the model reads {positions} tokens at most")
+            found.append(attention(self, row))
+        return _as_given(text, found)
 
     @functools.cached_property
     def filler(self) -> MaskFiller:

@@ -22,8 +22,7 @@ from bertsmith.inference.embeddings.pooling import (
 from bertsmith.inference.embeddings.texts import TextRows, embed, finished, prompted
 from bertsmith.inference.engines.exported import model_files
 from bertsmith.inference.engines.processor import Processor
-from bertsmith.inference.engines.runner import ENCODER
-from bertsmith.inference.explanation import rolled_out
+from bertsmith.inference.explanation import attention, rolled_out
 from bertsmith.inference.fill import MASK, MaskFiller, fill_candidates, fill_words
 from bertsmith.inference.predictor import Predictor
 from bertsmith.serving.batching import Call, Job, about_tokens, work
@@ -447,14 +446,13 @@ def _tokenize(
 def _attention(
     model: ServedModel, predictor: Predictor, items: list[Any], masked: tuple[int, ...]
 ) -> list[Any]:
-    """Tokens, attention [L, A, T, T] by PyTorch, and the tokens' shares in [CLS] by rollout.
+    """The predictor's attention, and the tokens' shares in [CLS] by rollout.
 
     `masked` are the numbers of tokens that [MASK] stands for. Errors: ValueError for others.
     """
     found = []
-    vocabulary = predictor.tokenizer.vocabulary
+    length = min(ATTENTION_TOKENS, predictor.config.max_positions)
     for (text,) in items:
-        length = min(ATTENTION_TOKENS, predictor.config.max_positions)
         row: Features = text_features(predictor.tokenizer, [text], length)
         last = len(row.ids) - 1
         for number in masked:
@@ -462,15 +460,10 @@ def _attention(
                 raise ValueError(
                     f"masked: token {number}: expected 1 to {last - 1}, of {text!r:.60}"
                 )
-            row.ids[number] = vocabulary.mask_id
-        layers = predictor.pytorch(ENCODER).attention_probabilities(row)
-        found.append(
-            {
-                "tokens": [vocabulary.pieces[piece] for piece in row.ids.tolist()],
-                "attention": np.round(np.stack(layers), 4),
-                "rollout": rolled_out(layers).tolist(),
-            }
-        )
+            row.ids[number] = predictor.tokenizer.vocabulary.mask_id
+        own = attention(predictor, row)
+        weights, rollout = np.round(own.weights, 4), rolled_out(list(own.weights)).tolist()
+        found.append({"tokens": own.tokens, "weights": weights, "rollout": rollout})
     return found
 
 

@@ -163,7 +163,7 @@ class Attention(Struct):
     in the first by rollout."""
 
     tokens: list[str]
-    attention: list[list[list[list[float]]]]
+    weights: list[list[list[list[float]]]]
     rollout: list[float]
 
 

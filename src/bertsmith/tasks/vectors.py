@@ -36,9 +36,14 @@ def check_prompt(prompt: str, tokens: int, max_length: int) -> None:
         )
 
 
-def text_features(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Features:
-    """[CLS] text [SEP] of each text; longer ones keep their head."""
-    rows = tokenizer.rows(texts, max_length=max_length, offsets=False)
+def text_features(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    max_length: int,
+    pairs: Sequence[str] | None = None,
+) -> Features:
+    """[CLS] text [SEP] of each text, or of each pair of texts; longer ones keep their head."""
+    rows = tokenizer.rows(texts, pairs, max_length=max_length, offsets=False)
     return Features(rows.ids, rows.token_types, rows.boundaries, None, max_length, rows.num_cut)
 
 

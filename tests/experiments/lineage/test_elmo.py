@@ -235,8 +235,9 @@ def test_it_classifies_what_a_word_tells(trained, tmp_path):
     model = load(tmp_path / "run")
     assert model.classify("the owl again").label == "animal"
     assert model.methods == ("classify", "explain") and model.config.max_positions == 1_000_000
-    with pytest.raises(ValueError, match="an ELMo, which only feeds the heads of tasks"):
-        model.embed(["a"])
+    for method in (model.embed, model.attention):
+        with pytest.raises(ValueError, match="an ELMo, which only feeds the heads of tasks"):
+            method(["a"])
     with pytest.raises(ValueError, match="answers with a head for a task alone"):
         assert load(trained[0]).methods
     words = model.explain("the owl again").words

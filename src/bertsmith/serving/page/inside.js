@@ -98,10 +98,10 @@ export const attention = {
     );
     const isCut = found.tokens.length === MOST && note(`The first ${MOST} tokens, no more.`);
     if (values.view === "rollout") return group(rolledOut(found, buttons), isCut);
-    const chosen = chooseHead(found.attention, values);
+    const chosen = chooseHead(found.weights, values);
     const shown = values.view === "matrix" ? matrix : linesBetween;
     return group(
-      headControls(found.attention, chosen, change, model),
+      headControls(found.weights, chosen, change, model),
       shown(found.tokens, buttons, chosen.weights),
       isCut,
     );
