@@ -55,7 +55,7 @@ LIGHT = (
 )  # fmt: skip
 # What answers with our own engine; PyTorch comes with `inference.engines.pytorch`.
 ANSWERING = (
-    "checkpoints.reading", "inference.predictor", "inference.ensemble", "inference.bulk",
+    "checkpoints.reading", "inference.predictor", "inference.predict", "inference.bulk",
     "inference.embeddings.files", "inference.embeddings.vectors", "inference.fill",
 )  # fmt: skip
 HEAVY = {"torch", "numba", "pyarrow", "sklearn", "scipy", "matplotlib"}

@@ -8,9 +8,8 @@ one on the hub.
     model.classify("A fine film.").label    # one text, one answer: "good"
     model.classify(["Fine.", "Dull."])      # texts: a list of answers
 
-What a model can do depends on what it was trained for. The other
-methods refuse, and say what it can; help(bertsmith.Predictor) explains
-them.
+A model can do what it was trained for; its other methods refuse, and
+say what it can. help(bertsmith.Predictor) explains them.
 
     model.classify(text, text_pair)   Label: label, confidence, ...
                                       (of a multi-label model LabelSet)
@@ -51,6 +50,7 @@ Train a model from text, step by step as the commands do:
     bertsmith.finetune("classify", data="reviews.csv", text="body",
                        label="stars", model="runs/books", out="runs/reviews")
     bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
+    bertsmith.predict("runs/reviews", "new.csv", out="labelled.csv")
     bertsmith.train_embeddings(data="faq.csv", text="query", text_pair="reply",
                                model="runs/books", out="runs/faq")
 
@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.export.comparison import ExportReport as ExportReport
     from bertsmith.inference.export.export import export as export
     from bertsmith.inference.features import open_features as open_features
+    from bertsmith.inference.predict import predict as predict
     from bertsmith.inference.predictor import Predictor as Predictor
     from bertsmith.inference.predictor import load as load
     from bertsmith.model.config import ModelConfig as ModelConfig
@@ -137,6 +138,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),
     "inference.features": ("open_features",),
+    "inference.predict": ("predict",),
     "inference.predictor": ("Predictor", "load"),
     "model.config": ("ModelConfig",),
     "model.encoder": ("Encoder",),

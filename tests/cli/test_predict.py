@@ -10,12 +10,12 @@ import pytest
 
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli import predict as fill_command
-from bertsmith.cli.predict import Predict, outputs_of
 from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.inference.answers import FillCandidate
 from bertsmith.inference.engines.processor import Processor
 from bertsmith.inference.fill import fill_candidates, fill_words
+from bertsmith.inference.predict import outputs_of
 from bertsmith.inference.predictor import Predictor, load
 from bertsmith.model.config import ModelConfig, config_for
 from bertsmith.model.heads import SequenceClassifier, SpanPredictor
@@ -224,7 +224,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
 
     class Echo:
         folder = reviews
-        processor = Processor("cpu", "float32", 1)
+        asked = processor = Processor("cpu", "float32", 1)
 
         def resolve_for(self, features):
             assert features is rows
@@ -234,8 +234,7 @@ def test_blocks_of_outputs_come_back_in_the_order_of_the_rows(
             first = features.ids if of_tokens else features.ids[features.boundaries[:-1]]
             return first[:, None].astype(np.float32)
 
-    settings = Predict(run=str(reviews), input="in.csv", out=tmp_path / "out.csv")
-    with outputs_of([Echo(), Echo()], rows, settings) as outputs:
+    with outputs_of([Echo(), Echo()], rows, tmp_path / "out.csv", "local") as outputs:
         assert outputs[:, 0].tolist() == (ids if of_tokens else boundaries[:-1]).tolist()
         assert (tmp_path / "out.csv.partial").exists()
     assert asked == [2, 2, 1, 1, 3, 3]

@@ -25,6 +25,9 @@ from bertsmith.model.initialization import initialize
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL, Vocabulary
 
+from ..tiny import bertsmith as command
+from ..tiny import write
+
 TEXT = "the cat sat on a mat ann saw rome who left good bad film ."
 PIECES = [*SPECIAL, *TEXT.split(), "##s"]
 LABELS = ("bad", "good")
@@ -299,6 +302,7 @@ def tune(task="classify", **changes):
         (lambda: bertsmith.load(3), "load(): model = 3: expected a text or a path"),
         (lambda: bertsmith.load("m", devise="cpu"), "unknown setting 'devise': did you mean 'dev"),
         (lambda: bertsmith.evaluate("m", 3), "evaluate(): data = 3: expected a text or a path"),
+        (lambda: bertsmith.predict("m", "a.csv", "./a.csv"), "`out='./a.csv'`: is the input its"),
         (tune("sst2", data=[1]), "finetune(): data = [1]: expected a text or a path"),
         (tune(lable="x"), "finetune(): unknown setting 'lable': did you mean 'label'?"),
         (tune(pooling=1), "unknown setting 'pooling': did you mean 'pool'?"),
@@ -334,6 +338,20 @@ def test_a_misspelt_name_of_the_package_is_told_the_nearest():
     with pytest.raises(AttributeError, match="has no attribute 'laod': did you mean 'load'"):
         bertsmith.laod  # noqa: B018
     assert not hasattr(bertsmith, "__wrapped__")
+
+
+def test_predict_answers_a_file_as_the_command_does(runs, tmp_path):
+    model, texts = bertsmith.load(runs / "reviews"), ["a good film", "bad"]
+    source, out = write(tmp_path / "new.csv", ["body", *texts]), tmp_path / "answers.jsonl"
+    more = {"text": "body", "ensemble": [runs / "reviews"]}  # their mean is that of one
+    assert bertsmith.predict(model, source, out, **more) == out
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    answers = [(row["body"], row["label"], row["probability"]) for row in rows]
+    expected = zip(texts, model.classify(texts), strict=True)
+    close(answers, [(text, answer.label, answer.confidence) for text, answer in expected])
+    command("predict", runs / "reviews", source, "--out", tmp_path / "o.jsonl", "--text", "body")
+    assert (tmp_path / "o.jsonl").read_bytes() == out.read_bytes()
+    assert model.model_task.task.text == "text"  # the column was that of this file alone
 
 
 def test_an_empty_text_is_answered_with_a_note(runs, capsys):

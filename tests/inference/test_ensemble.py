@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bertsmith.inference.ensemble import common_model_task
+from bertsmith.inference.predict import common_model_task
 from bertsmith.tasks.task import EncodingSettings, find_task
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED
 from bertsmith.text.tokenizer.tokenizer import Tokenizer

@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import bertsmith
 from bertsmith.base.settings import Count, Metavar, Positional, from_mapping
-from bertsmith.base.terminal import Progress, of_cases
+from bertsmith.base.terminal import of_cases
 from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from bertsmith.tasks.features import Features
-    from bertsmith.tasks.task import Task
 
 BAR = 24  # characters of a bar that stands for probability 1
 
@@ -163,119 +156,19 @@ class Predict(BulkAnswering):
 
 
 def run_predict(settings: Predict) -> None:
-    from bertsmith.inference.bulk import answer_rows
-    from bertsmith.inference.ensemble import common_model_task
-    from bertsmith.inference.model_task import read_model_task
-    from bertsmith.tasks.examples import empty_note
-    from bertsmith.tasks.features import long_note
-    from bertsmith.training.finetuning.task_types.base import check_columns
-    from bertsmith.training.finetuning.task_types.texts import TextType
+    from bertsmith.inference.predict import predict_file
 
+    out = settings.out
     if settings.submission:
-        check_folder(settings.out)
+        check_folder(out)
     else:
-        check_outputs([Path(settings.input)], {"--out": settings.out})
+        check_outputs([Path(settings.input)], {"--out": out})
     models = [settings.load(name) for name in (settings.run, *settings.ensemble)]
     columns = {"text": settings.text, "text_pair": settings.text_pair}
-    for model in models:
-        model.model_task = read_model_task(model.folder, **columns)
-    models[0].model_task = model_task = common_model_task(models[0], models[1:])
-    check_columns(models[0].task_type, model_task.task, [Path(settings.input)], columns)
-    if not isinstance(models[0].task_type, TextType) or settings.submission:
-        answer_whole(models, settings)
-        return
-    machine, backend = settings.machine, settings.backend
-    counts = answer_rows(models, model_task, settings.input, settings.out, machine, backend)
-    read = {name: counts[name] for name in ("examples", "units", "cut")}
-    if note := long_note(model_task.encoding, **read):
-        print(f"{note}, as in training", file=sys.stderr)
-    if note := empty_note(counts["texts"], counts["empty"]):
-        print(note, file=sys.stderr)
-    print(f"{counts['rows']:,} answers written to {settings.out}")
-
-
-def answer_whole(models: Sequence[bertsmith.Predictor], settings: Predict) -> None:
-    """Answer words, questions, choices and GLUE's test files, which are held as a whole."""
-    from bertsmith.tasks.answer_files import check_size, write_submission
-
-    first, written = models[0], settings.out
-    model_task, task_type = first.model_task, first.task_type
-    task = model_task.task
-    data = task_type.read_input(settings.input, model_task)
-    split = submission_split(task, Path(settings.input)) if settings.submission else None
-    if split is None:
-        task_type.check_output(data, settings.out, model_task)
-    else:
-        check_size(task, split, len(data))
-    rows = task_type.featurize(first.tokenizer, data, model_task)
-    with outputs_of(models, rows, settings) as outputs:
-        answers = task_type.answers(outputs, rows, data, model_task)
-        if split is None:
-            task_type.write_answers(settings.out, answers, data, model_task)
-        else:
-            given = [
-                record["predicted"] for record in task_type.to_records(answers, data, model_task)
-            ]
-            written = write_submission(task, split, dict(enumerate(given)), settings.out)
-    if note := rows.long_note(model_task.encoding):
-        print(f"{note}, as in training", file=sys.stderr)
-    print(f"{len(data):,} answers written to {written}")
-
-
-@contextmanager
-def outputs_of(
-    models: Sequence[bertsmith.Predictor], rows: Features, settings: Predict
-) -> Iterator[np.ndarray]:
-    """The mean of the models' outputs, kept beside --out until the block has used them."""
-    import hashlib
-
-    import numpy as np
-
-    from bertsmith.inference import bulk
-    from bertsmith.inference.engines.choice import request_digest
-    from bertsmith.text.tokenizer.rows import concatenated_ranges
-
-    blocks = bulk.sorted_blocks(rows.lengths)
-    request = request_digest([model.folder for model in models], *settings.machine)
-
-    def parts() -> Iterator[tuple[bulk.Label, Features]]:
-        for block in blocks:
-            part = rows.of_rows(block)
-            read = b"".join(map(np.ndarray.tobytes, (part.ids, part.token_types, part.lengths)))
-            yield (hashlib.sha256(read).hexdigest(), len(part)), part
-
-    with bulk.kept_parts(settings.out, request, "rows", settings.backend) as kept:
-        kept.set_engines(models, lambda model: model.resolve_for(rows))
-        with Progress("predict", len(rows), "rows", start=kept.rows) as progress:
-            kept.add(parts(), models, bulk.answer_block, progress)
-        found = np.concatenate([bulk.array_of(data)[0] for data in kept.of(slice(None))])
-        positions = order = np.concatenate(blocks)
-        if len(found) > len(rows):  # of tokens
-            positions = concatenated_ranges(rows.boundaries[order], rows.lengths[order])
-        outputs = np.empty_like(found)
-        outputs[positions] = found
-        yield outputs
-
-
-def submission_split(task: Task, file: Path) -> str:
-    """The test set of GLUE that a file is, by its name.
-
-    Errors: ValueError for another name, or a task that is not of GLUE.
-    """
-    from bertsmith.tasks.answer_files import FILES
-
-    names = {
-        name: split for split, files in task.files.items() for name in files if "test" in split
-    }
-    if (task.name, "test") in FILES:
-        names.setdefault("test.tsv", "test")  # GLUE's copy of the files of MRPC
-    if task.name == "mnli":
-        names["diagnostic.tsv"] = "diagnostic"
-    split = names.get(file.name)
-    if (task.name, split) not in FILES or split is None:
-        known = f"its test files are {', '.join(names)}" if names else "not a task of GLUE"
-        raise ValueError(f"{file}: no submission for task {task.name}: {known}")
-    return split
+    count, written = predict_file(
+        models, settings.input, out, columns, settings.submission, settings.backend
+    )
+    print(f"{count:,} answers written to {written}")
 
 
 MAX_SHOWN = 20  # classes of a confusion matrix printed on a terminal

@@ -23,6 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -308,12 +309,17 @@ def content_digest(model: Predictor) -> str:
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
+def models_digest(models: Sequence[Predictor], *settings: object) -> str:
+    """The `request_digest` of the models, and of device, precision and engine asked for."""
+    machines = [replace(model.asked, threads=0) for model in models]
+    return request_digest([model.folder for model in models], machines, *settings)
+
+
 def answer_rows(
     models: Sequence[Predictor],
     model_task: ModelTask,
     source: str,
     out: Path,
-    flags: object,
     backend: Backend = "local",
 ) -> Counter[str]:
     """Write the rows of a file of texts or pairs with their answers; the mean outputs decide.
@@ -324,8 +330,7 @@ def answer_rows(
     """
     task_type = models[0].task_type
     assert isinstance(task_type, TextType)
-    folders, pieces = [model.folder for model in models], models[0].tokenizer.fingerprint
-    request = request_digest(folders, pieces, model_task, out.suffix, flags)
+    request = models_digest(models, models[0].tokenizer.fingerprint, model_task, out.suffix)
     with kept_parts(out, request, "rows", backend) as kept:
         numbered = windows(read_rows(source, model_task.task))
         first = next(numbered)

@@ -72,6 +72,11 @@ def load(
     return Predictor(open_model_folder(str(model)), processor)
 
 
+def opened(model: str | Path | Predictor) -> Predictor:
+    """What `load` gave or, of a name, gives. Errors: as `load`."""
+    return model if isinstance(model, Predictor) else load(model)
+
+
 class Predictor(Runner):
     """Answers of one model; its weights are read when the first answer is asked for.
 

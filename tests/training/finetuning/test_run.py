@@ -17,7 +17,7 @@ from bertsmith.checkpoints.convert import convert
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.cli.predict import metric_lines
-from bertsmith.inference.ensemble import evaluate_on
+from bertsmith.inference.evaluation.labelled import evaluate_on
 from bertsmith.inference.model_task import read_model_task
 from bertsmith.inference.predictor import load
 from bertsmith.model.heads import PreTrainingModel, SequenceClassifier

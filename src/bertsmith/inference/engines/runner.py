@@ -55,7 +55,7 @@ class Runner:
         self._opening = threading.RLock()  # held while weights are read
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
-        self._asked = processor  # of which `resolve` makes the choice
+        self.asked = processor  # of which `resolve` makes the choice
         self._exact = self.processor = self._first_able(processor)
 
     def note(self, message: str) -> None:
@@ -232,7 +232,7 @@ class Runner:
     def use(self, engine: str, precision: str) -> None:
         """Compute so from now on. Errors: ValueError where that cannot be done."""
         asked = replace(self.processor, engine=engine, precision=precision)
-        self._exact = self.processor = self._asked = self._first_able(asked)
+        self._exact = self.processor = self.asked = self._first_able(asked)
 
     def resolve_for(self, features: Features) -> None:
         """`resolve` by the head's outputs for some of these rows."""
@@ -249,7 +249,7 @@ class Runner:
 
         `kind` and `layers` are what is asked of the model. A line on stderr says the choice.
         """
-        asked, self._asked, exact = self._asked, self._exact, self._exact
+        asked, self.asked, exact = self.asked, self._exact, self._exact
         if asked.precision != "auto" or count < FEWEST_ROWS or self.why_not(exact, kind, layers):
             return
         others = [

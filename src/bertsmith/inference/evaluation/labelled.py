@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.base.settings import checked
-from bertsmith.base.terminal import Progress
-from bertsmith.inference.ensemble import evaluate_on
+from bertsmith.base.terminal import OnBatch, Progress, ignore
 from bertsmith.inference.model_task import read_model_task
-from bertsmith.inference.predictor import Predictor, load
+from bertsmith.inference.predictor import Predictor, opened
 from bertsmith.tasks.examples import single_file
+from bertsmith.tasks.metrics import confusion
 from bertsmith.tasks.task import Task
 from bertsmith.training.finetuning.request import check_reads
 from bertsmith.training.finetuning.task_types.base import TaskType, check_columns
@@ -65,9 +65,8 @@ def evaluate(
 
     Errors: ValueError for a model that was not fine-tuned, or data that cannot be read.
     """
-    predictor = model if isinstance(model, Predictor) else load(model)
     columns = {"text": text, "text_pair": text_pair, "label": label}
-    return evaluate_files(predictor, Path(data), columns, skip_unlabelled)
+    return evaluate_files(opened(model), Path(data), columns, skip_unlabelled)
 
 
 def evaluate_files(
@@ -95,6 +94,25 @@ def evaluate_files(
     splits = {split: result["metrics"] for split, result in results.items()}
     first = next(iter(results.values()))
     return Evaluation(**first, splits=splits if len(splits) > 1 else None)
+
+
+def evaluate_on(predictor: Predictor, data: Any, on_batch: OnBatch = ignore) -> dict[str, Any]:
+    """Score the model by the metrics of its task on labelled data.
+
+    Returns {"metrics": {name: number}, "notes": {name: reason} of those that are 0, or partly, for
+    want of examples, "examples": N} and, where the answers are classes, "labels": [names] and
+    "confusion": counts [true class][predicted class].
+    """
+    task_type, model_task = predictor.task_type, predictor.model_task
+    answers = predictor.predict(data, on_batch)
+    records = task_type.to_records(answers, data, model_task)
+    return {
+        "metrics": task_type.measure(answers, data, model_task),
+        "notes": task_type.notes(answers, data, model_task),
+        "examples": len(data),
+        "labels": list(model_task.label_names),
+        **confusion(records, model_task.label_names),
+    }
 
 
 def find_evaluation_files(task_type: TaskType, task: Task, data: Path) -> dict[str, Path]:

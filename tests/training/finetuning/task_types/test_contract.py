@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 from scipy.stats import rankdata
 
-from bertsmith.inference.ensemble import evaluate_on
+from bertsmith.inference.evaluation.labelled import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.reports.finetuning import metric as shown_metric
 from bertsmith.tasks.tagging.schemes import Scheme, convert_tags

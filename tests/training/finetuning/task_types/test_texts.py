@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from bertsmith.inference.ensemble import evaluate_on
+from bertsmith.inference.evaluation.labelled import evaluate_on
 from bertsmith.inference.predictor import load
 from bertsmith.tasks.choice import ChoiceExamples
 from bertsmith.tasks.examples import Examples
