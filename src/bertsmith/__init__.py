@@ -9,7 +9,8 @@ one on the hub.
     model.classify(["Fine.", "Dull."])      # texts: a list of answers
 
 A model can do what it was trained for; its other methods refuse, and
-say what it can. help(bertsmith.Predictor) explains them.
+say what it can. help(bertsmith.Predictor) explains them, and text_pair,
+the second text of a model of pairs. An answer has to_dict() for JSON.
 
     model.classify(text, text_pair)   Label: label, confidence, ...
                                       (of a multi-label model LabelSet)
@@ -30,6 +31,8 @@ bertsmith.quantize narrows them to int8 or bits.
 
 bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
 or OpenVINO, compares them with the model, and gives an ExportReport.
+bertsmith.convert(source, destination) writes a clean folder for Hugging
+Face or TensorFlow, proves it equal bit by bit, and gives a Converted.
 
 An answer has to_dict() for JSON. text_pair is a pair's second text.
 
@@ -75,6 +78,8 @@ from typing import TYPE_CHECKING, Any
 from bertsmith.base import VERSION
 
 if TYPE_CHECKING:
+    from bertsmith.checkpoints.convert import Converted as Converted
+    from bertsmith.checkpoints.convert import convert as convert
     from bertsmith.corpus.build.build import build_store as build_store
     from bertsmith.corpus.build.settings import BuildSettings as BuildSettings
     from bertsmith.corpus.store.store import TokenStore as TokenStore
@@ -123,6 +128,7 @@ __version__ = VERSION
 __all__ = ["evaluate", "finetune", "load", "pretrain"]
 
 _EXPORTS = {  # module -> the names that are taken from it
+    "checkpoints.convert": ("Converted", "convert"),
     "corpus.build.build": ("build_store",),
     "corpus.build.settings": ("BuildSettings",),
     "corpus.store.store": ("TokenStore",),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import bertsmith
 from bertsmith.base.files import read_json
 from bertsmith.checkpoints import convert as conversion
 from bertsmith.checkpoints.config_json import label_names
@@ -28,7 +29,7 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.text.vocabulary.extend import Addition
 
-from ..tiny import cli, piece_tokenizer, random_model, refused, write
+from ..tiny import cli, contents, piece_tokenizer, random_model, refused, write
 
 NEW = [Addition("cats", 6), Addition("##son", 2), Addition("unseen", 0)]
 COUNTS = np.array([0, 0, 0, 0, 0, 20, 9, 4, 9, 4, 4, 8])  # of the 12 pieces
@@ -103,6 +104,18 @@ def test_what_cannot_be_converted_is_refused_in_one_line(folder, tmp_path):
     ran = cli("convert", folder, tmp_path / "new")
     assert ran.code == 2 and "or with weights of another framework" in ran.err
     assert ran.err.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
+def test_python_converts_as_the_command_and_replaces_no_folder(folder, tmp_path):
+    done = bertsmith.convert(str(folder), str(tmp_path / "new"))
+    tensors = load_file(folder / "model.safetensors").values()
+    assert done.num_parameters == sum(tensor.numel() for tensor in tensors) and not done.missing
+    assert cli("convert", folder, tmp_path / "other").code == 0
+    before = contents(tmp_path / "new")
+    assert before == contents(tmp_path / "other")
+    with pytest.raises(ValueError, match="new: not empty: name a folder that is not there yet"):
+        bertsmith.convert(folder, tmp_path / "new")
+    assert contents(tmp_path / "new") == before
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             _remove(replaced)
 
 
+def check_new(folder: Path) -> None:
+    """Errors: ValueError for a file, or a folder with something in it, which would be replaced."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: not empty: name a folder that is not there yet")
+
+
 def is_special(path: Path) -> bool:
     """True for a device or a pipe, which a rename would replace by a file."""
     return path.exists() and not (path.is_file() or path.is_dir())

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertsmith.base.files import atomic_folder, write_json
+from bertsmith.base.files import atomic_folder, check_new, write_json
+from bertsmith.base.settings import checked
 from bertsmith.checkpoints.config_json import (
     CLASS_PREFIX,
     CONFIG_FILE,
@@ -24,6 +25,7 @@ from bertsmith.checkpoints.config_json import (
     read_extra_config,
     read_stored_config,
 )
+from bertsmith.checkpoints.hub import open_model_folder
 from bertsmith.checkpoints.model_folder import (
     beyond_transformers,
     config_file,
@@ -59,17 +61,27 @@ class Converted:
     unused: list[str]
 
 
+@checked()
 def convert(
-    source: Path, destination: Path, to: Literal["hugging-face", "tensorflow"] = "hugging-face"
+    source: str | Path,
+    destination: str | Path,
+    to: Literal["hugging-face", "tensorflow"] = "hugging-face",
 ) -> Converted:
-    """Write the model of folder `source` to the new folder `destination`, and compare the two.
+    """Write the model `source` to the new folder `destination`, as `bertsmith convert` does.
 
-    `to` "tensorflow": as a checkpoint of google-research/bert, which cannot read left to right, and
-    has none of BERT's relatives.
+        bertsmith.convert("google/bert_uncased_L-4_H-256_A-4", "models/mini").num_parameters
+        bertsmith.convert("runs/books", "models/books-tf", to="tensorflow")
+
+    `source` is a run, a Hugging Face folder, a folder of google-research/bert or of OpenAI's GPT,
+    or a hub name. `to` "tensorflow": as a checkpoint of google-research/bert, which cannot read
+    left to right, has none of BERT's relatives, and computes an exact GELU by tanh.
 
     `destination` appears only when all tensors of `source` were found equal, bit by bit as float32.
-    Errors: ValueError as `load_model`, and for what the other program's BERT cannot compute.
+    Errors: ValueError as `load_model`, for what the other program's BERT cannot compute, and for a
+    folder that is not new or empty.
     """
+    source, destination = open_model_folder(source), Path(destination)
+    check_new(destination)
     kind, config = model_class(source), read_config(source)
     relative = RELATIVES.get(config.family)
     if to == "tensorflow" and (relative or config.causal or kind is FrozenTagger):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.base.files import is_special
+from bertsmith.base.files import check_new, is_special
 
 
 def check_outputs(read: Iterable[Any], outputs: Mapping[str, Path | None]) -> None:
@@ -52,8 +52,7 @@ def check_folder(folder: Path, flag: str = "--out") -> None:
 
 def check_new_folder(folder: Path, flag: str = "--out") -> None:
     """Like `check_folder`, for a folder that must be new or empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: not empty: name a folder that is not there yet")
+    check_new(folder)
     check_folder(folder, flag)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bertsmith.base.files import TEMPORARY_PREFIX, atomic_folder, sync, write_json
+from bertsmith.base.files import TEMPORARY_PREFIX, atomic_folder, check_new, sync, write_json
 from bertsmith.base.settings import NotNegative, checked
 from bertsmith.base.terminal import Progress
 from bertsmith.checkpoints.config_json import CONFIG_FILE, config_entries, read_stored_config
@@ -95,8 +95,8 @@ def export(
             f"`{precision}=True`: ONNX Runtime has no {precision} products on a CPU: take int8, or "
             "`to='openvino'`"
         )
-    if out and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out}: not empty: name a folder that is not there yet")
+    if out:
+        check_new(out)
     predictor = load(model, device="cpu")
     tokenizer = whole_tokenizer(predictor.folder)
     subject = find_subject(predictor, None if dev is None else Path(dev))
