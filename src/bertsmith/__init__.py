@@ -53,13 +53,14 @@ Train a model from text, step by step as the commands do:
     bertsmith.finetune("classify", data="reviews.csv", text="body",
                        label="stars", model="runs/books", out="runs/reviews")
     bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
+    bertsmith.compare("runs/reviews", "runs/others")["metrics"]
     bertsmith.predict("runs/reviews", "new.csv", out="labelled.csv")
     bertsmith.train_embeddings(data="faq.csv", text="query", text_pair="reply",
                                model="runs/books", out="runs/faq")
 
 Their keywords are the flags of the commands; their results are a
-PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), and
-of train_embeddings a dict.
+PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), else
+a dict, and of predict the file.
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
@@ -67,7 +68,6 @@ ScalarMix learned weights of layers, TokenStore the text of a store
 `bertsmith features` wrote. VocabularySettings tell how to train a
 Vocabulary; Normalization, PRESETS and Encoded are what a Tokenizer
 takes and gives. PretrainSettings may be the recipe of pretrain.
-Each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from bertsmith.model.config import ModelConfig as ModelConfig
     from bertsmith.model.encoder import Encoder as Encoder
     from bertsmith.model.recurrent import ScalarMix as ScalarMix
+    from bertsmith.reports.significance import compare as compare
     from bertsmith.text.readers.documents import read_documents as read_documents
     from bertsmith.text.tokenizer.normalize import PRESETS as PRESETS
     from bertsmith.text.tokenizer.normalize import Normalization as Normalization
@@ -149,6 +150,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "model.config": ("ModelConfig",),
     "model.encoder": ("Encoder",),
     "model.recurrent": ("ScalarMix",),
+    "reports.significance": ("compare",),
     "text.readers.documents": ("read_documents",),
     "text.tokenizer.normalize": ("PRESETS", "Normalization"),
     "text.tokenizer.rows": ("Encoded",),

@@ -181,7 +181,7 @@ class Compare:
 def run_compare(settings: Compare) -> None:
     from bertsmith.reports.significance import compare
 
-    result = compare([settings.first, settings.second], settings.resamples)
+    result = compare(settings.first, settings.second, settings.resamples)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:

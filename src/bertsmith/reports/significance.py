@@ -6,30 +6,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bertsmith.base.settings import checked
 from bertsmith.reports.finetuning import FEWEST_SEEDS, seed_values, welch_interval
 from bertsmith.reports.runs import Run, read_run
 from bertsmith.tasks.bootstrap import dev_metrics, paired_bootstrap
 
 # Keys of an example of dev_scores.json that identify it; the others hold the answer.
 IDENTITY = ("id", "text", "pair", "options", "words", "question", "answers", "label")
+SEED = 0
 
 
-def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0) -> dict[str, Any]:
-    """The figures of both runs, second minus first, and how sure the difference is.
+@checked()
+def compare(first: str | Path, second: str | Path, resamples: int = 10_000) -> dict[str, Any]:
+    """The figures of two fine-tuning runs, second minus first, and how sure the difference is.
 
+        bertsmith.compare("runs/mrpc-base", "runs/mrpc-mine")["metrics"]["f1"]["p"]
+
+    As `bertsmith compare --json` prints them:
     {"task", "examples", "resamples", "seed", "main_metric",
      "metrics": {name: {"first", "second", "difference", "interval": [low, high], "p"}},
      "better", "equal", "worse": examples that the second run answers better, ...,
      "seeds": {name: {"first", "second": means, "difference", "interval": [low, high] or None}}}
 
-    "metrics" are as `paired_bootstrap` has them. "seeds" compares seeds instead of examples, by
-    Welch's t; it is empty where a run has a single one, and of two seeds there is no interval.
+    "metrics" are as `paired_bootstrap` has them: intervals of 95%, of dev examples drawn anew
+    `resamples` times. "seeds" compares seeds instead of examples, by Welch's t; it is empty where a
+    run has a single one, and of two seeds there is no interval.
 
     Errors: ValueError for another task or dev set, no answers on a dev set, or fewer than 100
     resamples.
     """
-    if num_resamples < 100:
-        raise ValueError(f"resamples = {num_resamples}: an interval needs at least 100")
+    if resamples < 100:
+        raise ValueError(f"`resamples={resamples}`: an interval needs at least 100")
+    folders = Path(first), Path(second)
     runs = [read_run(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):
         if not run.dev.get("examples"):
@@ -38,21 +46,21 @@ def compare(folders: Sequence[Path], num_resamples: int = 10_000, seed: int = 0)
                 "on a dev set can be compared"
             )
     _check_same(folders, runs)
-    (first, first_goodness), (second, goodness) = (dev_metrics(run.dev) for run in runs)
+    (ours, our_goodness), (theirs, goodness) = (dev_metrics(run.dev) for run in runs)
     results = [run.result.get("metrics", {}) for run in runs]
-    names = [name for name in results[0] if name in results[1] and name in first and name in second]
+    names = [name for name in results[0] if name in results[1] and name in ours and name in theirs]
     names.sort(key=lambda name: name != runs[0].result.get("main_metric"))  # that first
     if not names:
         raise ValueError(f"{folders[0]}: none of its metrics is known here")
-    pairs = {name: (first[name], second[name]) for name in names}
-    better, worse = int((goodness > first_goodness).sum()), int((goodness < first_goodness).sum())
+    pairs = {name: (ours[name], theirs[name]) for name in names}
+    better, worse = int((goodness > our_goodness).sum()), int((goodness < our_goodness).sum())
     return {
         "task": runs[0].dev["task"],
         "examples": len(goodness),
-        "resamples": num_resamples,
-        "seed": seed,
+        "resamples": resamples,
+        "seed": SEED,
         "main_metric": names[0],
-        "metrics": paired_bootstrap(pairs, len(goodness), num_resamples, seed),
+        "metrics": paired_bootstrap(pairs, len(goodness), resamples, SEED),
         "better": better,
         "equal": len(goodness) - better - worse,
         "worse": worse,
