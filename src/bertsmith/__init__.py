@@ -62,6 +62,9 @@ Their keywords are the flags of the commands; their results are a
 PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), else
 a dict, and of predict the file.
 
+What a model has learned before it is fine-tuned, in figures that compare
+models: bertsmith.evaluate_held_out(model, texts).
+
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
 (BuildSettings says how it is made), open_features the vectors that
@@ -99,6 +102,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.embeddings.train import train_embeddings as train_embeddings
     from bertsmith.inference.embeddings.vectors import Whitening as Whitening
     from bertsmith.inference.embeddings.vectors import quantize as quantize
+    from bertsmith.inference.evaluation.held_out import evaluate_held_out as evaluate_held_out
     from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
     from bertsmith.inference.evaluation.labelled import evaluate as evaluate
     from bertsmith.inference.export.comparison import ExportReport as ExportReport
@@ -141,6 +145,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.embeddings.search": ("search",),
     "inference.embeddings.train": ("train_embeddings",),
     "inference.embeddings.vectors": ("Whitening", "quantize"),
+    "inference.evaluation.held_out": ("evaluate_held_out",),
     "inference.evaluation.labelled": ("Evaluation", "evaluate"),
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),

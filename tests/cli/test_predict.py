@@ -14,6 +14,7 @@ from bertsmith.corpus.build.build import build_store
 from bertsmith.corpus.build.settings import BuildSettings
 from bertsmith.inference.answers import FillCandidate
 from bertsmith.inference.engines.processor import Processor
+from bertsmith.inference.evaluation.held_out import evaluate_held_out
 from bertsmith.inference.fill import fill_candidates, fill_words
 from bertsmith.inference.predict import outputs_of
 from bertsmith.inference.predictor import Predictor, load
@@ -504,5 +505,13 @@ def test_evaluate_a_model_that_knows_nothing_on_a_token_store(tmp_path, pretrain
     assert metrics["nsp_loss"] == pytest.approx(math.log(2), rel=1e-5)
     assert metrics["unigram_entropy"] < math.log(NUM_PIECES)
     assert "mlm_accuracy" in bertsmith("evaluate", pretrained, "--held-out", store)
+    model = load(zero)
+    model.fill("the [MASK]")  # by our own engine, which was not asked for
+    assert evaluate_held_out(model, [str(store)])["metrics"] == metrics
+    text = write(tmp_path / "text.txt", "the cat sat on the mat . " * 40)
+    with pytest.raises(ValueError, match="store: a token store is measured alone"):
+        evaluate_held_out(model, [text, store])
+    line = refused("evaluate", zero, "--held-out", store, "--engine", "bertsmith")
+    assert "--engine bertsmith: PyTorch measures on a token store" in line
     piece_tokenizer(" ".join([*TOKENIZER.vocabulary.pieces[5:-1], "sad"])).save(zero)
     assert "built with tokenizer" in refused("evaluate", zero, "--held-out", store)

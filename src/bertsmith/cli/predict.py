@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import bertsmith
-from bertsmith.base.settings import Count, Metavar, Positional, from_mapping
+from bertsmith.base.settings import Count, Metavar, Positional
 from bertsmith.base.terminal import of_cases
 from bertsmith.cli.flags import Answering, BulkAnswering
 from bertsmith.cli.outputs import check_folder, check_outputs
@@ -237,7 +237,7 @@ def run_evaluate(settings: Evaluate) -> None:
         for name in names if wanted not in asked else ():
             if getattr(settings, name):
                 raise ValueError(f"`{name}`: only with `{wanted}`")
-    predictor, paths = settings.load(settings.run), [*settings.held_out]
+    predictor = settings.load(settings.run)
     if settings.blimp is not None:
         from bertsmith.inference.evaluation import minimal_pairs
 
@@ -257,56 +257,15 @@ def run_evaluate(settings: Evaluate) -> None:
         found = evaluate_files(predictor, settings.data, columns, settings.skip_unlabelled)
         result = found.to_dict()
         lines = metric_lines(result)
-    elif (paths[0] / "manifest.json").exists():
-        if len(paths) > 1:
-            raise ValueError(f"--held-out {paths[1]}: a token store is measured alone")
-        if settings.engine not in ("auto", "pytorch"):
-            raise ValueError(f"--engine {settings.engine}: PyTorch measures on a token store")
-        result = measure_language_model(predictor, paths[0])
-        lines = metric_lines(result)
     else:
         from bertsmith.inference.evaluation import held_out
 
-        result = held_out.measure_texts(predictor, paths)
-        lines = held_out.describe(result)
+        result = held_out.evaluate_held_out(predictor, settings.held_out)
+        lines = metric_lines(result) if "metrics" in result else held_out.describe(result)
     if settings.json:
         print(json.dumps(result, ensure_ascii=False, allow_nan=False))
     else:
         print("\n".join(lines))
-
-
-def measure_language_model(predictor: bertsmith.Predictor, data: Path) -> dict[str, Any]:
-    """Metrics on the held-out part of a store: the rows and masks of the end of pre-training."""
-    from bertsmith.corpus.examples.settings import NEXT_TOKEN
-    from bertsmith.inference.model_task import read_run
-    from bertsmith.training.pretraining.evaluation import (
-        eval_stream,
-        evaluate_pretraining,
-        num_rows,
-        unigram_entropy,
-    )
-    from bertsmith.training.pretraining.settings import PretrainSettings
-    from bertsmith.training.pretraining.task import rows_per_forward
-
-    loaded, vocabulary = predictor.pytorch("PreTrainingModel"), predictor.tokenizer.vocabulary
-    store = bertsmith.TokenStore.open(data)
-    store.check_tokenizer(predictor.tokenizer, predictor.folder)
-    source = str(predictor.folder / "run.json")
-    # a released model, without run.json, has learned from the paper's pairs
-    stored = read_run(predictor.folder).get("settings", {"nsp_sampling": "paper"})
-    settings = from_mapping(PretrainSettings, stored, source)
-    phase, engine = settings.phases()[-1], predictor.processor.of_torch()
-    config = loaded.model.config
-    if config.causal:  # of a copy without run.json too
-        settings = replace(settings, objective=NEXT_TOKEN[config.directions - 1])
-    stream = eval_stream(store, vocabulary, phase.length, settings)
-    rows = num_rows(stream, 4 * settings.eval_rows)
-    at_once = rows_per_forward(settings, phase, engine, config)
-    metrics = evaluate_pretraining(loaded.model, stream, engine, rows, at_once)
-    metrics["unigram_entropy"] = unigram_entropy(store, stream, rows)
-    if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained
-        metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
-    return {"metrics": metrics, "examples": rows}
 
 
 def metric_lines(result: dict[str, Any]) -> Iterator[str]:

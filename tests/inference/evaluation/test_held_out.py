@@ -12,8 +12,8 @@ import bertsmith as library
 from bertsmith.inference.evaluation.held_out import (
     ROW_WORDS,
     SHARE,
+    evaluate_held_out,
     masked_words,
-    measure_texts,
     word_nats,
 )
 from bertsmith.model.config import ModelConfig
@@ -97,7 +97,7 @@ def test_models_of_any_vocabulary_and_direction_predict_the_same_words(tmp_path)
     ):
         config = ModelConfig(len(tokenizer.vocabulary), 32, 1, 1, 64, max_positions=256, **changes)
         folder = random_model(tmp_path / name, tokenizer, config=config, std=0.0)
-        (found,) = measure_texts(library.load(folder), [text])["texts"].values()
+        (found,) = evaluate_held_out(library.load(folder), text)["texts"].values()
         counts[name] = found["words"]
         assert found["sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
         nats = found["nats_per_word"] / np.log(len(tokenizer.vocabulary))
@@ -137,6 +137,7 @@ def test_the_command(tmp_path):
     words = ("evaluate", folder, "--held-out", *texts)
     found = json.loads(bertsmith(*words, "--json"))["texts"]
     assert [*found] == [str(text) for text in texts]
+    assert library.evaluate_held_out(str(folder), texts)["texts"] == found
     lines = bertsmith(*words).splitlines()
     for line, own in zip(lines, found.values(), strict=True):
         assert f"{own['nats_per_word']:.3f} nats a word" in line

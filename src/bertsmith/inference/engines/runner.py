@@ -55,7 +55,7 @@ class Runner:
         self._opening = threading.RLock()  # held while weights are read
         self.config = read_config(folder)
         self.tokenizer = load_tokenizer(folder)
-        self.asked = processor  # of which `resolve` makes the choice
+        self.asked = processor  # whose precision, if it is open, `resolve` chooses
         self._exact = self.processor = self._first_able(processor)
 
     def note(self, message: str) -> None:
@@ -249,7 +249,8 @@ class Runner:
 
         `kind` and `layers` are what is asked of the model. A line on stderr says the choice.
         """
-        asked, self.asked, exact = self.asked, self._exact, self._exact
+        asked, exact = self.asked, self._exact
+        self.asked = replace(asked, precision=exact.precision)
         if asked.precision != "auto" or count < FEWEST_ROWS or self.why_not(exact, kind, layers):
             return
         others = [

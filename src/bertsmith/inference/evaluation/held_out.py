@@ -19,30 +19,49 @@ from typing import Any
 import numpy as np
 
 from bertsmith.base.files import nearby
+from bertsmith.base.settings import checked
 from bertsmith.base.terminal import Progress
-from bertsmith.inference.engines.runner import Runner
+from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
 from bertsmith.inference.evaluation.minimal_pairs import check_language_model
 from bertsmith.inference.fill import row_features
+from bertsmith.inference.model_task import read_run
+from bertsmith.inference.predictor import Predictor, opened
 from bertsmith.tasks.tagging.features import encode_words
 from bertsmith.text.readers.files import read_text
 from bertsmith.text.readers.tables import file_suffix
 from bertsmith.text.tokenizer.normalize import GOOGLE_CASED, split_words
 from bertsmith.text.tokenizer.rows import concatenated_ranges
 
-ROW_WORDS, SHARE = 64, 0.15
+ROW_WORDS, SHARE, SEED = 64, 0.15, 0
 ROWS_AT_ONCE = 512
 DOCUMENT_END = re.compile(r"\n\s*\n")
 
 
-def measure_texts(model: Runner, paths: Sequence[Path], seed: int = 0) -> dict[str, Any]:
-    """{"texts": {path: {"nats_per_word", "standard_error", "words", "unknown", "sha256"}}}.
+@checked()
+def evaluate_held_out(
+    model: str | Path | Predictor, held_out: str | Path | Sequence[str | Path]
+) -> dict[str, Any]:
+    """Measure a language model on texts it has not seen, as `bertsmith evaluate --held-out` does.
 
+        found = bertsmith.evaluate_held_out("runs/books", ["novel.txt", "textbook.txt"])
+        found["texts"]["novel.txt"]["nats_per_word"]
+        bertsmith.evaluate_held_out("runs/books", "stores/books")["metrics"]["mlm_loss"]
+
+    `model` is a run, a Hugging Face folder, a hub name, or what `load` gave. Of texts the result is
+    {"texts": {path: {"nats_per_word", "standard_error", "words", "unknown", "sha256"}}, "seed"}.
     "words" were predicted; "unknown" of them, besides, the vocabulary cannot spell: their [UNK]
-    would be guessed too easily. The sha256 is of the unpacked text.
+    would be guessed too easily. The sha256 is of the unpacked text. Of a token store it is
+    {"metrics": {name: number}, "examples"} of its held-out part, as at the end of pre-training.
 
-    Errors: ValueError as `check_language_model`, for a missing file, a table, and a text without a
-    word to predict.
+    Errors: ValueError for a model that predicts no words, a missing file, a table, a text without a
+    word to predict, a store of another vocabulary, or one that is not given alone.
     """
+    model = opened(model)
+    paths = [*map(Path, [held_out] if isinstance(held_out, str | Path) else held_out)]
+    if stores := [path for path in paths if (path / "manifest.json").exists()]:
+        if len(paths) > 1:
+            raise ValueError(f"{stores[0]}: a token store is measured alone")
+        return _evaluate_store(model, stores[0])
     check_language_model(model)
     found = {}
     for path in paths:
@@ -52,7 +71,7 @@ def measure_texts(model: Runner, paths: Sequence[Path], seed: int = 0) -> dict[s
             raise ValueError(f"{path}: a table is no running text: write its texts to a .txt")
         text = read_text(path)
         digest = hashlib.sha256(text.encode())
-        rows, is_masked = masked_words(text, [seed, *digest.digest()])
+        rows, is_masked = masked_words(text, [SEED, *digest.digest()])
         with Progress(f"held-out {path.name}", len(rows), "rows") as progress:
             nats, unknown, word = [], 0, 0
             for begin in range(0, len(rows), ROWS_AT_ONCE):
@@ -72,7 +91,23 @@ def measure_texts(model: Runner, paths: Sequence[Path], seed: int = 0) -> dict[s
             "unknown": unknown,
             "sha256": digest.hexdigest(),
         }
-    return {"texts": found, "seed": seed}
+    return {"texts": found, "seed": SEED}
+
+
+def _evaluate_store(model: Predictor, store: Path) -> dict[str, Any]:
+    from bertsmith.training.pretraining.task import evaluate_store  # imports torch
+
+    if (engine := model.asked.engine) not in ("auto", "pytorch"):
+        raise ValueError(f"`engine={engine!r}`: PyTorch measures on a token store: leave it out")
+    loaded = model.pytorch(LANGUAGE_MODEL)
+    # a released model, without run.json, has learned from the paper's pairs
+    stored = read_run(model.folder).get("settings", {"nsp_sampling": "paper"})
+    metrics, rows = evaluate_store(
+        store, loaded.model, model.tokenizer, model.folder, stored, model.processor.of_torch()
+    )
+    if any(name.startswith(("nsp.", "pooler.")) for name in loaded.missing):  # never trained
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("nsp_")}
+    return {"metrics": metrics, "examples": rows}
 
 
 def masked_words(text: str, key: Sequence[int]) -> tuple[list[list[str]], np.ndarray]:

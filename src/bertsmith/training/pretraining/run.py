@@ -98,7 +98,6 @@ def pretrain(
     """Pre-train a BERT on a token store, or several mixed, and write it to the folder `out`.
 
         result = pretrain("store", "run", size="mini", minutes=60)
-        result = pretrain("store", "run", "fast", size="mini", steps=20_000, time_limit=3600)
         result = pretrain("store", "run", resume=True, steps=40_000)
         pretrain(["books=0.7", "news=0.3"], "run", "continue", model="bert-base-cased", minutes=60)
 
@@ -106,10 +105,8 @@ def pretrain(
     `PretrainSettings`, whose fields the keywords change. `model`: a model to start from: a run, a
     Hugging Face folder or a hub name. `resume`: continue from the newest valid checkpoint with the
     run's own settings, but for keywords such as the budget. After `time_limit` seconds the run
-    saves and stops, as for a signal. `command` is kept in run.json.
-
-    The processes that torchrun started are one run; each returns the result, and restarted ones
-    resume.
+    saves and stops, as for a signal. `command` is kept in run.json. The processes that torchrun
+    started are one run; each returns the result, and restarted ones resume.
 
     Errors: ValueError for settings, a store or a run that do not fit each other; FloatingPointError
     for a step that is not finite; MemoryError that names the settings which lower the memory;

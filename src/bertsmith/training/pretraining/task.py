@@ -13,14 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertsmith.base.settings import from_mapping
 from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import family_class, load_model
 from bertsmith.checkpoints.names import hugging_face_names
+from bertsmith.checkpoints.run_folder import SETTINGS_FILE
 from bertsmith.checkpoints.stored import folder_tensors
 from bertsmith.corpus.examples.mixture import Corpus, Stream, open_stream
 from bertsmith.corpus.examples.rng import fold_in, seed_key
 from bertsmith.corpus.examples.settings import NEXT_TOKEN, PAIR_NAMES
 from bertsmith.corpus.examples.stream import NoPairs, Position
+from bertsmith.corpus.store.store import TokenStore
 from bertsmith.model.config import RELATIVES, ModelConfig, config_for, training_flops
 from bertsmith.model.directions import encoders
 from bertsmith.model.heads import PreTrainingModel
@@ -31,7 +34,12 @@ from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import SPECIAL
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.task import StepBatch
-from bertsmith.training.pretraining.evaluation import eval_stream, evaluate_pretraining
+from bertsmith.training.pretraining.evaluation import (
+    eval_stream,
+    evaluate_pretraining,
+    num_rows,
+    unigram_entropy,
+)
 from bertsmith.training.pretraining.objectives import (
     even_order,
     micro_arrays,
@@ -337,6 +345,32 @@ def _lack_of_held_out(store: Corpus, settings: PretrainSettings) -> str:
         except NoPairs as error:
             return str(error)
     return ""
+
+
+def evaluate_store(
+    data: Path,
+    model: PreTrainingModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    stored: dict[str, Any],
+    engine: Engine,
+) -> tuple[dict[str, float], int]:
+    """Figures on the held-out part of a store, and of how many rows.
+
+    Rows and masks are those of the end of pre-training by the settings `stored` in the run.json of
+    the model's `folder`. Errors: ValueError for no store, or one of another vocabulary.
+    """
+    store = TokenStore.open(data)
+    store.check_tokenizer(tokenizer, folder)
+    settings = from_mapping(PretrainSettings, stored, str(folder / SETTINGS_FILE))
+    phase, config = settings.phases()[-1], model.config
+    if config.causal:  # of a copy without run.json too
+        settings = replace(settings, objective=NEXT_TOKEN[config.directions - 1])
+    stream = eval_stream(store, tokenizer.vocabulary, phase.length, settings)
+    rows = num_rows(stream, 4 * settings.eval_rows)
+    at_once = rows_per_forward(settings, phase, engine, config)
+    figures = evaluate_pretraining(model, stream, engine, rows, at_once)
+    return figures | {"unigram_entropy": unigram_entropy(store, stream, rows)}, rows
 
 
 def rows_per_forward(
