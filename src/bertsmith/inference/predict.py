@@ -56,7 +56,8 @@ def predict(
     if Path(input).resolve() == Path(out).resolve():
         raise ValueError(f"`out={str(out)!r}`: is the input itself: name another file")
     others = [ensemble] if isinstance(ensemble, str | Path) else ensemble
-    models = [opened(one) for one in (model, *others)]
+    # a given one keeps its own columns and engine
+    models = [copy.copy(opened(one)) for one in (model, *others)]
     columns = {"text": text, "text_pair": text_pair}
     return predict_file(models, str(input), Path(out), columns, submission)[1]
 
@@ -69,8 +70,8 @@ def predict_file(
     submission: bool,
     backend: bulk.Backend = "local",
 ) -> tuple[int, Path]:
-    """The number of answers, and the file that they are in. Errors: as `predict`."""
-    models = [copy.copy(model) for model in models]  # the columns are those of this file alone
+    """The number of answers, and the file that they are in; the models read its columns from now
+    on. Errors: as `predict`."""
     for model in models:
         model.model_task = read_model_task(model.folder, **columns)
     task_type, model_task = models[0].task_type, common_model_task(models[0], models[1:])
