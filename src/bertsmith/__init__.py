@@ -63,7 +63,8 @@ PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), else
 a dict, and of predict the file.
 
 What a model has learned before it is fine-tuned, in figures that compare
-models: bertsmith.evaluate_held_out(model, texts).
+models: bertsmith.evaluate_held_out(model, texts), evaluate_blimp(model,
+pairs).
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.evaluation.held_out import evaluate_held_out as evaluate_held_out
     from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
     from bertsmith.inference.evaluation.labelled import evaluate as evaluate
+    from bertsmith.inference.evaluation.minimal_pairs import evaluate_blimp as evaluate_blimp
     from bertsmith.inference.export.comparison import ExportReport as ExportReport
     from bertsmith.inference.export.export import export as export
     from bertsmith.inference.features import open_features as open_features
@@ -147,6 +149,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.embeddings.vectors": ("Whitening", "quantize"),
     "inference.evaluation.held_out": ("evaluate_held_out",),
     "inference.evaluation.labelled": ("Evaluation", "evaluate"),
+    "inference.evaluation.minimal_pairs": ("evaluate_blimp",),
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),
     "inference.features": ("open_features",),

@@ -241,9 +241,9 @@ def run_evaluate(settings: Evaluate) -> None:
     if settings.blimp is not None:
         from bertsmith.inference.evaluation import minimal_pairs
 
-        pairs = minimal_pairs.read_minimal_pairs(settings.blimp, settings.first)
-        masked = settings.masked or "word"
-        result = minimal_pairs.measure_minimal_pairs(predictor, pairs, masked)
+        result = minimal_pairs.evaluate_blimp(
+            predictor, settings.blimp, first=settings.first, masked=settings.masked or "word"
+        )
         lines = minimal_pairs.describe(result)
     elif settings.probe is not None:
         from bertsmith.inference.evaluation import probe

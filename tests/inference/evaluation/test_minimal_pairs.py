@@ -8,11 +8,7 @@ import torch
 import transformers
 
 import bertsmith as library
-from bertsmith.inference.evaluation.minimal_pairs import (
-    measure_minimal_pairs,
-    read_minimal_pairs,
-    sentence_scores,
-)
+from bertsmith.inference.evaluation.minimal_pairs import read_minimal_pairs, sentence_scores
 from bertsmith.model.config import ModelConfig
 from bertsmith.model.heads import BareModel
 from bertsmith.tasks.metrics import standard_error
@@ -109,8 +105,7 @@ def written(path, pairs=PAIRS):
 
 def test_accuracies_are_counted(folder, tmp_path):
     model = library.load(folder)
-    pairs = read_minimal_pairs(written(tmp_path / "pairs.jsonl"))
-    found = measure_minimal_pairs(model, pairs)
+    found = library.evaluate_blimp(model, written(tmp_path / "pairs.jsonl"))
     good, bad = (sentence_scores(model, [p[n] for p in PAIRS], "word")[0]
                  for n in ("sentence_good", "sentence_bad"))  # fmt: skip
     right = (good > bad).tolist()
@@ -146,6 +141,10 @@ def test_the_command(folder, tmp_path):
     words = ("evaluate", folder, "--blimp", file)
     found = json.loads(bertsmith(*words, "--json", "--masked", "piece"))
     assert found["masked"] == "piece" and found["rows"] > 0
+    same = library.evaluate_blimp(str(folder), str(file), masked="piece")
+    assert same | {"rows_per_second": 0} == found | {"rows_per_second": 0}
+    with pytest.raises(ValueError, match="`first=0`: must be at least 1"):
+        library.evaluate_blimp(folder, file, first=0)
     lines = bertsmith(*words, "--first", 1).splitlines()
     assert [line.split()[0] for line in lines if "%" in line] == [
         *("verb", "order", "same", "syntax", "morphology", "all")

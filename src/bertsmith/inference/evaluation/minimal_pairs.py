@@ -22,9 +22,11 @@ from typing import Any, Literal
 import numpy as np
 
 from bertsmith.base.files import nearby
+from bertsmith.base.settings import Count, checked
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.engines.runner import LANGUAGE_MODEL, Runner
 from bertsmith.inference.fill import Word, pseudo_log_likelihoods, row_features
+from bertsmith.inference.predictor import Predictor, opened
 from bertsmith.tasks.examples import check_texts
 from bertsmith.tasks.metrics import standard_error
 from bertsmith.text.readers.tables import read_columns
@@ -74,17 +76,31 @@ def read_minimal_pairs(path: Path, first: int | None = None) -> MinimalPairs:
     return MinimalPairs(good, bad, paradigms, fields, digest.hexdigest())
 
 
-def measure_minimal_pairs(
-    model: Runner, pairs: MinimalPairs, masked: Masked = "word"
+@checked()
+def evaluate_blimp(
+    model: str | Path | Predictor,
+    blimp: str | Path,
+    *,
+    first: int | None = None,
+    masked: Masked = "word",
 ) -> dict[str, Any]:
-    """The share of pairs whose better sentence scores higher: in all, by field and by paradigm.
+    """Measure a language model on minimal pairs, as `bertsmith evaluate --blimp` does.
 
-    Each is {"accuracy", "standard_error", "pairs"}; the errors are of the number of pairs alone.
-    Equal scores count as wrong.
+        bertsmith.evaluate_blimp("runs/books", "blimp.jsonl.xz", first=200)["accuracy"]
 
-    Errors: ValueError for a model without a head that predicts pieces, and for a sentence longer
-    than its positions.
+    `model` is a run, a Hugging Face folder, a hub name, or what `load` gave; `blimp` a .jsonl in
+    BLiMP's columns or a folder of them, of which `first` takes so many pairs of each paradigm.
+
+    The result has the share of pairs whose better sentence scores higher: {"accuracy",
+    "standard_error", "pairs"} of all and, by name, in "fields" and "paradigms"; the errors are of
+    the number of pairs alone. Equal scores count as wrong.
+
+    Errors: ValueError for a model without a head that predicts pieces, a sentence longer than its
+    positions, and what is not of BLiMP's shape, with file and line.
     """
+    if first is not None and not Count.holds(first):
+        raise ValueError(f"`first={first}`: {Count.words}")
+    model, pairs = opened(model), read_minimal_pairs(Path(blimp), first)
     check_language_model(model)
     started, total = time.monotonic(), len(pairs.good)
     is_right, rows = np.empty(total, bool), 0
