@@ -64,7 +64,7 @@ a dict, and of predict the file.
 
 What a model has learned before it is fine-tuned, in figures that compare
 models: bertsmith.evaluate_held_out(model, texts), evaluate_blimp(model,
-pairs).
+pairs) and evaluate_probe(model, conll2003).
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.evaluation.labelled import Evaluation as Evaluation
     from bertsmith.inference.evaluation.labelled import evaluate as evaluate
     from bertsmith.inference.evaluation.minimal_pairs import evaluate_blimp as evaluate_blimp
+    from bertsmith.inference.evaluation.probe import evaluate_probe as evaluate_probe
     from bertsmith.inference.export.comparison import ExportReport as ExportReport
     from bertsmith.inference.export.export import export as export
     from bertsmith.inference.features import open_features as open_features
@@ -150,6 +151,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "inference.evaluation.held_out": ("evaluate_held_out",),
     "inference.evaluation.labelled": ("Evaluation", "evaluate"),
     "inference.evaluation.minimal_pairs": ("evaluate_blimp",),
+    "inference.evaluation.probe": ("evaluate_probe",),
     "inference.export.comparison": ("ExportReport",),
     "inference.export.export": ("export",),
     "inference.features": ("open_features",),

@@ -248,7 +248,7 @@ def run_evaluate(settings: Evaluate) -> None:
     elif settings.probe is not None:
         from bertsmith.inference.evaluation import probe
 
-        result = probe.measure_probe(predictor, settings.probe)
+        result = probe.evaluate_probe(predictor, settings.probe)
         lines = probe.describe(result)
     elif settings.data is not None:
         from bertsmith.inference.evaluation.labelled import evaluate_files

@@ -6,7 +6,7 @@ import random
 import pytest
 
 import bertsmith as library
-from bertsmith.inference.evaluation.probe import measure_probe, most_frequent_tags
+from bertsmith.inference.evaluation.probe import most_frequent_tags
 from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.tagging.sentences import read_sentences
 
@@ -47,8 +47,8 @@ def folder(tmp_path_factory):
 
 def test_a_layer_that_sees_the_neighbours_tells_what_the_word_does_not(folder, data):
     """In the embeddings "play" after a noun and after a verb differ by their places alone."""
-    found = measure_probe(library.load(folder), data)
-    again = measure_probe(library.load(folder), data)
+    found = library.evaluate_probe(library.load(folder), data)
+    again = library.evaluate_probe(str(folder), str(data))
     assert found == again and found["words"] == sum(map(bool, sentences(40, 2)))
     for name in ("pos", "chunk"):
         own = found["columns"][name]

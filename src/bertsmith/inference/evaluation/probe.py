@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from bertsmith.base.settings import checked
 from bertsmith.base.terminal import Progress
 from bertsmith.inference.engines.runner import ENCODER, Runner
 from bertsmith.inference.features import Extraction, word_vectors
+from bertsmith.inference.predictor import Predictor, opened
 from bertsmith.tasks.examples import find_file
 from bertsmith.tasks.metrics import standard_error
 from bertsmith.tasks.tagging.sentences import Sentences, read_sentences
@@ -33,17 +35,24 @@ SPLITS = "train", "dev", "test"
 STRENGTH, TOLERANCE, STEPS = 0.1, 1e-3, 1000
 
 
-def measure_probe(model: Runner, data: Path) -> dict[str, Any]:
-    """{"columns": {name: {"accuracy", "standard_error", "layer", "dev", "without_network"}}, ...}.
+@checked()
+def evaluate_probe(model: str | Path | Predictor, probe: str | Path) -> dict[str, Any]:
+    """Read part of speech and chunk off each frozen layer, as `bertsmith evaluate --probe` does.
 
-    "dev" has the accuracy of every layer, 0 being the embeddings; "words" are those of test.
+        bertsmith.evaluate_probe("runs/books", "conll2003")["columns"]["pos"]["accuracy"]
+
+    `model` is a run, a Hugging Face folder, a hub name, or what `load` gave; `probe` the folder of
+    CoNLL-2003. The result is {"words", "columns": {name: {"accuracy", "standard_error", "layer",
+    "dev", "without_network"}}} of "pos" and "chunk": "dev" has the accuracy of every layer, 0 being
+    the embeddings; "words" are those of test.
 
     Errors: ValueError for a folder without the three files, or of other columns;
     ModuleNotFoundError that names the extra when scikit-learn is absent.
     """
     from sklearn.linear_model import LogisticRegression
 
-    files = {split: _file(data, split) for split in SPLITS}
+    model = opened(model)
+    files = {split: _file(Path(probe), split) for split in SPLITS}
     tagged = {
         name: {
             split: read_sentences(file, True, "plain", ("tokens", name), column)
@@ -67,10 +76,10 @@ def measure_probe(model: Runner, data: Path) -> dict[str, Any]:
                     read[split] = (read[split] - mean) / np.maximum(spread, 1e-6)
                 for name, found in columns.items():
                     own = {split: np.array(tagged[name][split].tags) for split in SPLITS}
-                    probe = LogisticRegression(C=STRENGTH, tol=TOLERANCE, max_iter=STEPS)
-                    probe.fit(read["train"], own["train"])
+                    linear = LogisticRegression(C=STRENGTH, tol=TOLERANCE, max_iter=STEPS)
+                    linear.fit(read["train"], own["train"])
                     right = {
-                        split: float(np.mean(probe.predict(read[split]) == own[split]))
+                        split: float(np.mean(linear.predict(read[split]) == own[split]))
                         for split in ("dev", "test")
                     }
                     if right["dev"] > max(found["dev"], default=-1.0):
