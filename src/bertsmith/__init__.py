@@ -54,17 +54,17 @@ Train a model from text, step by step as the commands do:
                        label="stars", model="runs/books", out="runs/reviews")
     bertsmith.evaluate("runs/reviews", "test.csv").metrics["accuracy"]
     bertsmith.compare("runs/reviews", "runs/others")["metrics"]
+    bertsmith.report("runs/reviews")
     bertsmith.predict("runs/reviews", "new.csv", out="labelled.csv")
     bertsmith.train_embeddings(data="faq.csv", text="query", text_pair="reply",
                                model="runs/books", out="runs/faq")
 
 Their keywords are the flags of the commands; their results are a
 PretrainResult, a FinetuneResult and an Evaluation, with to_dict(), else
-a dict, and of predict the file.
+a dict, and of predict and report the file.
 
-What a model has learned before it is fine-tuned, in figures that compare
-models: bertsmith.evaluate_held_out(model, texts), evaluate_blimp(model,
-pairs) and evaluate_probe(model, conll2003).
+What pre-training taught: bertsmith.evaluate_held_out(model, texts),
+evaluate_blimp(model, pairs) and evaluate_probe(model, conll2003).
 
 For your own PyTorch code: Encoder and ModelConfig are the model,
 ScalarMix learned weights of layers, TokenStore the text of a store
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from bertsmith.corpus.store.store import TokenStore as TokenStore
     from bertsmith.experiments.finetuning import FinetuneResult as FinetuneResult
     from bertsmith.experiments.finetuning import finetune as finetune
+    from bertsmith.experiments.report import report as report
     from bertsmith.inference.answers import AnswerSpan as AnswerSpan
     from bertsmith.inference.answers import Attention as Attention
     from bertsmith.inference.answers import Choice as Choice
@@ -141,6 +142,7 @@ _EXPORTS = {  # module -> the names that are taken from it
     "corpus.build.settings": ("BuildSettings",),
     "corpus.store.store": ("TokenStore",),
     "experiments.finetuning": ("FinetuneResult", "finetune"),
+    "experiments.report": ("report",),
     "inference.answers": (
         *("AnswerSpan", "Attention", "Choice", "Entity", "Explanation", "FillCandidate", "Label"),
         *("LabelSet", "TaggedText", "WordScore"),

@@ -1,8 +1,10 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+import bertsmith as library
 from bertsmith.reports.pages import write_report
 from bertsmith.reports.runs import read_run
 
@@ -111,6 +113,10 @@ def test_command_writes_into_the_run_and_says_where(tmp_path, pretrained, monkey
     out = bertsmith("report", run, "--out", tmp_path / "rep")
     assert out.strip() == str(tmp_path / "rep.html")
     assert (tmp_path / "rep.html").exists()
+    before = (tmp_path / "rep.html").read_bytes()
+    assert library.report(str(run), tmp_path / "again") == tmp_path / "again.html"
+    assert (tmp_path / "again.html").read_bytes() == before
+    assert library.report([run, str(tmp_path / "second")]) == Path("report.html")
     line = refused("report", run, "--out", tmp_path / "rep.pdf")
     assert "rep.pdf: a report is HTML: end --out in .html" in line
 

@@ -130,25 +130,11 @@ class Report:
 
 def run_report(settings: Report) -> None:
     """Write the report and print where it is."""
-    from bertsmith.base.settings import to_mapping
-    from bertsmith.reports.pages import write_report
-    from bertsmith.training.finetuning.settings import ContrastiveSettings, FinetuneSettings
-    from bertsmith.training.pretraining.settings import PretrainSettings
+    from bertsmith.experiments.report import report, report_file
 
-    folder = settings.runs[0] if len(settings.runs) == 1 else Path()
-    out = settings.out or folder / "report.html"
-    if not out.suffix and not out.is_dir():
-        out = out.with_suffix(".html")
+    out = report_file(settings.runs, settings.out)
     check_outputs((), {"--out": out})
-    if out.suffix not in ("", ".html", ".htm"):
-        raise ValueError(f"{out}: a report is HTML: end `out` in .html")
-    kinds = {
-        "pretrain": PretrainSettings(),
-        "finetune": FinetuneSettings(),
-        "contrastive": ContrastiveSettings(),
-    }
-    write_report(settings.runs, out, {kind: to_mapping(value) for kind, value in kinds.items()})
-    print(out)
+    print(report(settings.runs, out))
 
 
 SMALL = 1e-3  # figures below it have significant digits instead of decimals

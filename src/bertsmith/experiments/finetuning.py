@@ -88,8 +88,7 @@ def finetune(
     `task` is a data set, or what your own files are about: classify, regress, multilabel, choice,
     tag, answer. `data` is a training file, or a folder with train and dev files; `model` a run, a
     Hugging Face folder or a hub name. `settings` are the fields of `Request`, such as
-    `text_pair="premise"`: `bertsmith finetune --help-all` explains them. A stopped run resumes by
-    the same call.
+    `text_pair="premise"`: `bertsmith finetune --help-all` explains them. Called again it resumes.
 
     Errors: ValueError for anything that cannot be, before training where it can be known;
     KeyboardInterrupt when a signal asked to stop; FloatingPointError when no seed came to its end.
