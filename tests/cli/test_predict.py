@@ -499,7 +499,8 @@ def test_evaluate_a_model_that_knows_nothing_on_a_token_store(tmp_path, pretrain
     text, store = write(tmp_path / "text.txt", "\n".join(documents)), tmp_path / "store"
     build_store([text], TOKENIZER, store, BuildSettings(held_out=0.25))
 
-    zero = random_model(tmp_path / "zero", TOKENIZER, config=CONFIG, std=0.0)
+    config = ModelConfig(NUM_PIECES, 32, 1, 1, 64, max_positions=128)  # which our engine can read
+    zero = random_model(tmp_path / "zero", TOKENIZER, config=config, std=0.0)
     metrics = json.loads(bertsmith("evaluate", zero, "--held-out", store, "--json"))["metrics"]
     assert metrics["mlm_loss"] == pytest.approx(math.log(NUM_PIECES), rel=1e-5)
     assert metrics["nsp_loss"] == pytest.approx(math.log(2), rel=1e-5)
