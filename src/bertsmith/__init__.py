@@ -49,6 +49,7 @@ Train a model from text, step by step as the commands do:
     vocabulary = bertsmith.train_vocabulary(documents, 8000)
     tokenizer = bertsmith.Tokenizer(vocabulary)
     bertsmith.build_store("books.txt", tokenizer, "store")
+    bertsmith.append_text("more-books.txt", "store")
     bertsmith.pretrain("store", "runs/books", size="mini", minutes=60)
     bertsmith.finetune("classify", data="reviews.csv", text="body",
                        label="stars", model="runs/books", out="runs/reviews")
@@ -84,6 +85,7 @@ from bertsmith.base import VERSION
 if TYPE_CHECKING:
     from bertsmith.checkpoints.convert import Converted as Converted
     from bertsmith.checkpoints.convert import convert as convert
+    from bertsmith.corpus.build.build import append_text as append_text
     from bertsmith.corpus.build.build import build_store as build_store
     from bertsmith.corpus.build.settings import BuildSettings as BuildSettings
     from bertsmith.corpus.store.store import TokenStore as TokenStore
@@ -138,7 +140,7 @@ __all__ = ["evaluate", "finetune", "load", "pretrain"]
 
 _EXPORTS = {  # module -> the names that are taken from it
     "checkpoints.convert": ("Converted", "convert"),
-    "corpus.build.build": ("build_store",),
+    "corpus.build.build": ("append_text", "build_store"),
     "corpus.build.settings": ("BuildSettings",),
     "corpus.store.store": ("TokenStore",),
     "experiments.finetuning": ("FinetuneResult", "finetune"),

@@ -130,19 +130,9 @@ class CorpusAppend(Inputs, WorkSettings):
 def run_corpus_append(settings: CorpusAppend) -> None:
     from bertsmith.base.terminal import counted
     from bertsmith.corpus.build.build import append_text
-    from bertsmith.text.readers.files import is_url
 
-    if is_url(settings.store):
-        raise ValueError(
-            f"{settings.store}: a URL: append to the folder that was published, then send what is "
-            "new with `bertsmith corpus publish`"
-        )
-    whole, added = append_text(
-        settings.inputs,
-        Path(settings.store),
-        _with_workers(settings),
-        text_column=settings.text_column,
-    )
+    work, column = _with_workers(settings), settings.text_column
+    whole, added = append_text(settings.inputs, settings.store, work, text_column=column)
     print(
         f"{settings.store}: generation {whole['generation']}: "
         f"{counted(added['documents'], 'document')}, {added['tokens']:,} tokens more"

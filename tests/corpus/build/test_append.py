@@ -1,10 +1,12 @@
 """Appending: a new generation beside the old one, which stays what it was."""
 
+import shutil
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+import bertsmith as library
 from bertsmith.base.files import locked_folder
 from bertsmith.corpus.build import build as appending
 from bertsmith.corpus.build.build import append_text, build_store
@@ -62,6 +64,14 @@ def test_new_text_follows_the_old_and_nothing_is_rewritten(folder, tmp_path, mor
         assert new.num_tokens == old.num_tokens + added.num_tokens
     assert (second.unigram_counts == first.unigram_counts + alone.unigram_counts).all()
     assert generation(folder) == 2 and second.tokenizer.fingerprint == TOKENIZER.fingerprint
+
+
+def test_python_appends_as_the_command(folder, tmp_path, more):
+    other = shutil.copytree(folder, tmp_path / "other")
+    whole, added = library.append_text(str(more), str(other))
+    assert (whole["generation"], whole["documents"], added["documents"]) == (2, 60, 30)
+    bertsmith("corpus", "append", more, "--store", folder, "--workers", 1)
+    assert contents(other) == contents(folder)
 
 
 def test_what_is_appended_is_built_as_it_is_asked_for(folder, tmp_path, more):

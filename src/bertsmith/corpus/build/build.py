@@ -159,21 +159,33 @@ def build_store(
             raise
 
 
+@checked()
 def append_text(
-    inputs: Sequence[Path | str],
-    folder: Path,
+    inputs: Path | str | Sequence[Path | str],
+    store: Path | str,
     settings: WorkSettings = DEFAULTS,
     *,
     text_column: str | None = None,
 ) -> tuple[Manifest, Manifest]:
-    """Add the text of `inputs` to the store of a folder, with its tokenizer and as it was built.
+    """Add the text of `inputs` (one or more paths, URLs) to the folder of a store, with its
+    tokenizer and as it was built; `bertsmith corpus append` does this.
 
-    Returns the manifests of the whole store and of the new text. The same text again, asked for
-    alike, changes nothing.
+        whole, added = bertsmith.append_text("news-may.txt", "store")
+        whole["generation"], added["documents"], added["tokens"]
+
+    Returns the manifests of the whole store and of the new text. Of `BuildSettings` it reads those
+    of the work (workers, backend, memory_mb, exclude). The same text again, asked for alike,
+    changes nothing.
 
     Errors: ValueError when there is no finished store, another process writes it, or a file is in
     the store already (by path, size and time of change); those of `build_store`.
     """
+    if is_url(store):
+        raise ValueError(
+            f"{store}: a URL: append to the folder that was published, then send what is new with "
+            "`bertsmith corpus publish`"
+        )
+    inputs, folder = [inputs] if isinstance(inputs, str | Path) else inputs, Path(store)
     asked: dict[str, Any] = {
         "inputs": input_fingerprint(inputs),
         "exclude": [digest(path) if path.is_file() else None for path in settings.exclude],
@@ -185,8 +197,8 @@ def append_text(
     with locked_folder(folder):
         if manifests := _appended(asked, folder):
             return manifests
-        store = TokenStore.open(folder)
-        folders = generation_folders(store.generation + 1)
+        old = TokenStore.open(folder)
+        folders = generation_folders(old.generation + 1)
         specs = [_read_record(folder / name).get("spec") or {} for name in folders[:-1]]
         _check_new(asked["inputs"], specs, folder)
         if not specs[0]:
@@ -205,10 +217,10 @@ def append_text(
             shutil.rmtree(new, ignore_errors=True)
         (new / MANIFEST).unlink(missing_ok=True)
         own = BuildSettings(**vars(group_values(settings, WorkSettings)), **as_built)
-        added = build_store(inputs, store.tokenizer, new, own, fewest=0)  # the store has others
-        whole = _joined(store.manifest, added, folders[-1])
+        added = build_store(inputs, old.tokenizer, new, own, fewest=0)  # the store has others
+        whole = _joined(old.manifest, added, folders[-1])
         remove_leftovers(folder)
-        write_manifest(folder / earlier_manifest(store.generation), store.manifest)
+        write_manifest(folder / earlier_manifest(old.generation), old.manifest)
         write_manifest(folder / MANIFEST, whole)
         return whole, added
 
