@@ -395,8 +395,10 @@ class Work:
 
 def forget_other(out: Path, model: Path) -> None:
     """Remove what an unfinished cell has of another model: its pre-training was made anew since."""
-    run, weights = RunFolder(out), [digest(path) for path in weight_files(model)]
-    if run.kind() is None or run.settings()["settings"]["model_sha256"] == weights:
+    run = RunFolder(out)
+    if run.kind() is None:
+        return
+    if run.settings()["settings"]["model_sha256"] == [*map(digest, weight_files(model))]:
         return
     print(f"{out}: begins anew: the pre-training that it builds on was made anew", file=sys.stderr)
     # run.json last, which tells: a kill may come before
