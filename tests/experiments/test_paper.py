@@ -193,6 +193,8 @@ def test_points_of_a_pretraining_and_models_of_the_user(files, tmp_path):
     curve = curve[: curve.index('[[variants]]\nname = "elmo"')] + curve[curve.index("[[claims]]") :]
     curve = curve.replace('better = "mlm"', 'better = "mlm@1"')
     curve = curve.replace('worse = "ltr"', 'worse = "mlm@0.5"')
+    toml = write(files[2] / "curve.toml", curve)
+    assert "paper: unknown column 'sst2': did you" in refused(*command(files, out, toml=toml))
     toml = write(files[2] / "curve.toml", curve.replace("sst2 = 92.6", '"sst2@0.5" = 92.6'))
     ran = cli(*command(files, out, "--tasks", "sst2", toml=toml))
     assert ran.code == 0, ran.err
@@ -378,6 +380,7 @@ def kept_at_half(steps, columns=""):
         ((COLUMNS, 'columns = ["sst"]'), "unknown column 'sst'"),
         (('"ner features"]', '"sst2 features"]'), "sst2 features: features are for taggers"),
         (with_line("Masked", 'features = "lst"'), "unknown row 'lst'"),
+        (("sst2 = 92.6", "sts2 = 92.6"), "variant mlm: paper: unknown column 'sts2': did you mean"),
         (('title = "Masked"', 'titel = "Masked"'), "unknown setting 'titel'"),
         (("[nano]", "[nano"), "not valid TOML"),
         (("[nano]", "[nano]\nseed = 3"), "wrong.toml: [nano]: unknown setting 'seed'"),

@@ -245,6 +245,7 @@ def read_experiment(name: str, scale: str) -> Experiment:
     if not isinstance(own[scale], Mapping):
         raise ValueError(f"{path}: {scale} = {own[scale]!r:.80}: expected a table, [{scale}]")
     whole = overridden(toml_values(TABLES / "scales.toml")[scale], own[scale])
+    given = values.get("variants", ())
     try:
         values["scale"] = from_mapping(Scale, whole, f"{path}: [{scale}]")
         if points := values.get("points"):
@@ -255,6 +256,12 @@ def read_experiment(name: str, scale: str) -> Experiment:
         experiment = from_mapping(Experiment, values, str(path))
     except ValueError as error:
         raise ValueError(str(error).replace("`", "")) from error  # the file's, no flag's
+    columns = [f"{c}@{p:g}" for c in experiment.columns for p in experiment.points]
+    for variant in given:
+        for name in variant.get("paper", ()):
+            if name not in (known := columns or experiment.columns):
+                where = f"{path}: variant {variant['name']}: paper"
+                raise ValueError(f"{where}: unknown column '{name}': {nearest(name, known)}")
     _check_keywords(experiment.scale, f"{path}: [{scale}]")
     for variant in experiment.variants:
         where = f"{path}: variant {variant.name}"
