@@ -223,8 +223,9 @@ def test_search_refuses_in_one_line(tmp_path, folder, texts):
     line = refused(*search, "--queries", out, "--device", "cpu", "--precision", "int8")
     assert "--device, --precision: without effect: " in line
     assert "few.txt: 2 texts, but" in refused(*search, "bad", "--texts", few)
-    line = refused(*search, "bad", "--model", folder)
-    assert "queries [1, 8], vectors [4, 3]: not of one size" in line
+    ran = cli(*search, "bad", "--model", folder)  # whose vectors are warned of first
+    assert ran.code == 2 and "warning: nothing says that" in ran.err
+    assert "queries [1, 8], vectors [4, 3]: not of one size" in ran.err.splitlines()[-1]
     assert "--top 0: 1 or more" in refused(*search, "--queries", out, "--top", 0)
     line = refused(*search, "bad", "--model", folder, "--prompt", "query")
     assert "--prompt query: no prompt of" in line
