@@ -1,13 +1,16 @@
 """Initial models and their trainings: fresh layers, heads, what is kept, seeds, losses, int8."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from bertsmith.base.terminal import ignore
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
@@ -18,7 +21,8 @@ from bertsmith.tasks.task import own_task
 from bertsmith.text.tokenizer.tokenizer import Tokenizer
 from bertsmith.text.tokenizer.wordpiece import Vocabulary
 from bertsmith.training import engine
-from bertsmith.training.finetuning import fit
+from bertsmith.training.checkpointing import checkpoints_in
+from bertsmith.training.finetuning import fit, hidden_states
 from bertsmith.training.finetuning import trainer as trainer_module
 from bertsmith.training.finetuning.run import train_seeds
 from bertsmith.training.finetuning.settings import FinetuneSettings
@@ -27,7 +31,7 @@ from bertsmith.training.finetuning.trainer import InitialModel
 from bertsmith.training.loop import matmul_times, step
 
 from ...tiny import bertsmith, cli
-from ..runs import lines
+from ..runs import at_step, lines
 
 
 def classifier(folder, settings, seed=1, names=("weather", "food"), task=None, from_scratch=False):
@@ -326,3 +330,45 @@ def test_a_run_that_goes_on_keeps_its_precision(
     settings = RunFolder(run).settings()["settings"]
     assert settings["precision"] == ("bf16" if has_int8 else "float32")
     assert not measured
+
+
+# --- stopped -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 6], ids=["on the way", "at the end"])
+def test_an_evaluation_stops_between_its_batches_and_is_made_when_the_run_goes_on(
+    trainer, toy, tmp_path, monkeypatch, stop_at_evaluation, number
+):
+    real, batches = trainer_module.head_outputs, []
+
+    def head_outputs(model, rows, engine, on_batch=ignore):
+        return real(model, rows, engine, lambda count: batches.append(count) or on_batch(count))
+
+    monkeypatch.setattr(trainer_module, "head_outputs", head_outputs)
+    monkeypatch.setattr(
+        hidden_states, "row_batches", lambda _, rows: np.split(np.arange(len(rows)), 4)
+    )
+    whole = trainer.run(toy.settings, 1, tmp_path / "whole", resume=True)
+    assert len(batches) == 6 * 4
+    stop_at_evaluation(number)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(toy.settings, 1, tmp_path / "run", resume=True)
+    assert len(batches) == 6 * 4 + (number - 1) * 4 + 1
+    assert evaluations(tmp_path / "run") == [6, 12, 18, 24, 30][: number - 1]
+    (checkpoint,) = checkpoints_in(tmp_path / "run")
+    assert checkpoint.name == f"checkpoint-{6 * number:08d}"
+    again = trainer.run(toy.settings, 1, tmp_path / "run", resume=True)
+    assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
+    assert again.evaluation.metrics == whole.evaluation.metrics
+    assert again.best_step == whole.best_step
+    assert np.array_equal(*(one.outputs(trainer.dev[0].features) for one in (again, whole)))
+
+
+def test_a_signal_in_the_last_step_of_a_seed_is_heeded(trainer, toy, tmp_path, monkeypatch):
+    short = replace(toy.settings, epochs=1, max_retries=0)
+    whole = train_seeds(trainer, tmp_path / "whole", short, [1, 2])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        at_step(5, patch, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        train_seeds(trainer, tmp_path / "run", short, [1, 2])
+    assert [path.name for path in (tmp_path / "run/seeds").iterdir()] == ["1"]
+    assert train_seeds(trainer, tmp_path / "run", short, [1, 2]) == whole

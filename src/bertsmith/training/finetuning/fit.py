@@ -17,7 +17,7 @@ from bertsmith.corpus.examples.stream import Position
 from bertsmith.tasks.features import SORTED_TOGETHER, training_batches
 from bertsmith.training.engine import Engine
 from bertsmith.training.loop.log import RunLog
-from bertsmith.training.loop.loop import train, write_evaluation
+from bertsmith.training.loop.loop import Stopped, train, write_evaluation
 from bertsmith.training.loop.task import LoopSettings, Task, Training, TrainingState
 
 
@@ -84,10 +84,14 @@ def fit(
         run = Training(task, optimizer, state, settings, engine, log, save_behind_log)
         try:
             if not train(run):
-                log.message(f"stopped by a signal at step {state.step}")
                 raise KeyboardInterrupt
             figures = task.evaluate()
             write_evaluation(run, figures)
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Stopped):  # in the evaluation of the end, which alone is left
+                save_behind_log(state)
+            log.message(f"stopped by a signal at step {state.step}")
+            raise
         except EarlyStop as stop:
             figures = stop.figures
             write_evaluation(run, figures)

@@ -139,10 +139,12 @@ class TargetScaler:
         head = [model.classifier.weight, model.classifier.bias]
         before = [weight.detach().clone() for weight in head]
         self.inverse_transform(model)
-        yield
-        with torch.no_grad():
-            for weight, old in zip(head, before, strict=True):
-                weight.copy_(old)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, old in zip(head, before, strict=True):
+                    weight.copy_(old)
 
 
 @dataclass(eq=False)

@@ -43,6 +43,7 @@ from bertsmith.training.finetuning.task import (
 from bertsmith.training.finetuning.task_types import TASK_TYPES
 from bertsmith.training.finetuning.task_types.base import ModelTask, TaskType, balanced_weights
 from bertsmith.training.finetuning.task_types.losses import Objective
+from bertsmith.training.loop.loop import Stopped, stop_signals
 from bertsmith.training.loop.matmul_times import with_faster_matmul
 from bertsmith.training.loop.schedule import Budget
 from bertsmith.training.loop.step import LOWER_RATE
@@ -334,8 +335,12 @@ class Trainer:
         checkpoint = SeedCheckpoint.newest(folder) if resume else None
         state = checkpoint.state if checkpoint else TrainingState()
 
+        def heed_stop(_: int) -> None:
+            if stop:
+                raise Stopped
+
         def outputs(rows: Features) -> np.ndarray:
-            found = head_outputs(model, rows, engine)
+            found = head_outputs(model, rows, engine, heed_stop)
             if not np.isfinite(found).all():
                 raise FloatingPointError(f"step {state.step}: answers not finite: {LOWER_RATE}")
             return found
@@ -354,12 +359,10 @@ class Trainer:
         how = settings.optimizer, settings.learning_rate, settings.weight_decay
         rates = settings.layer_decay, READER_RATE if settings.bilstm else 1.0
         optimizer = build_optimizer(model, *how, *rates)
-        if checkpoint:
-            checkpoint.restore(model, optimizer, best.resume)
         steps = settings.epochs * batches.per_epoch
 
         def save(state: TrainingState) -> None:
-            if resume and state.step < steps:
+            if resume and (stop or state.step < steps):
                 SeedCheckpoint.write(folder, model, optimizer, state, best.found, best.weights)
 
         loop = LoopSettings.of(
@@ -371,7 +374,10 @@ class Trainer:
             label=label,
             describe=self.describe,
         )
-        fit(task, optimizer, loop, engine, folder, state, save)
+        with stop_signals() as stop:  # the loop's, which goes on for the evaluation of the end
+            if checkpoint:
+                checkpoint.restore(model, optimizer, best.resume)
+            fit(task, optimizer, loop, engine, folder, state, save)
         evaluation, step = best.last_evaluation, state.step
         if settings.keep == "best":
             best.restore()

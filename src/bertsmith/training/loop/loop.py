@@ -29,6 +29,10 @@ from bertsmith.training.loop.task import EVALUATION_SHARE, StepBatch, Training
 from bertsmith.training.ranks import full_tensor
 
 
+class Stopped(KeyboardInterrupt):
+    """Raised by a task's `evaluate` on a stop request: the evaluation is put off."""
+
+
 def train(run: Training) -> bool:
     """Train until the budget is used: True; False if a signal or the deadline stopped it.
 
@@ -48,6 +52,8 @@ def train(run: Training) -> bool:
     ):
         clock = Clock(run, stop)
         try:
+            if state.evaluation_due:
+                evaluate(run, clock)
             while (done := run.done()) < settings.until and not clock.stopping:
                 run.before_step()
                 rate = settings.rate_at(done)
@@ -60,8 +66,7 @@ def train(run: Training) -> bool:
                 if due.line:
                     run.on_log(done, write_line(run, rate, bar))
                 if due.evaluation and clock.has_time_to_evaluate():
-                    write_evaluation(run, task.evaluate())
-                    clock.count_evaluation()
+                    evaluate(run, clock)
                 bar.update(done=run.amount())
                 if due.checkpoint:
                     run.save_state()
@@ -124,6 +129,21 @@ class Clock:
         return settings.budget.minutes is None or spent <= EVALUATION_SHARE * state.seconds
 
 
+def evaluate(run: Training, clock: Clock) -> None:
+    """Evaluate the current weights, unless a stop request puts it off until the run goes on."""
+    run.state.evaluation_due = True
+    if clock.stopping:
+        return
+    try:
+        figures = run.task.evaluate()
+    except Stopped:
+        clock.read()
+        return
+    run.state.evaluation_due = False
+    write_evaluation(run, figures)
+    clock.count_evaluation()
+
+
 def write_line(run: Training, rate: float, bar: Progress) -> dict[str, float]:
     """Log the figures since the last line and show them next to the bar."""
     state, window = run.state, run.state.since_log
@@ -181,7 +201,10 @@ def prefetch(run: Training) -> Generator[tuple[StepBatch, Position]]:
 
 
 class StopRequest:
-    """A stop request; the loop checks it between steps."""
+    """A stop request, and the handler of signals that makes it; the loop checks it between steps.
+
+    A second signal ends the process, under torchrun a second SIGINT only.
+    """
 
     def __init__(self, deadline: float) -> None:
         self.reason = ""
@@ -192,29 +215,31 @@ class StopRequest:
             self.reason = "the time limit"
         return bool(self.reason)
 
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.reason.startswith("SIG"):
+            if number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ:
+                return  # torchrun repeats the signal that a scheduler has sent to all processes
+            raise KeyboardInterrupt
+        self.reason = signal.Signals(number).name
+        if number == signal.SIGINT:  # by a system call: a print may be what it interrupts
+            os.write(2, b"\nstopping when all is saved; Ctrl-C again ends at once\n")
+
 
 @contextmanager
 def stop_signals(deadline: float = math.inf) -> Iterator[StopRequest]:
     """Let SIGTERM, SIGINT and the `deadline` (of `time.monotonic`) make the yielded request true.
 
-    A second signal ends the process, under torchrun a second SIGINT only. Outside the main thread
-    signals are left alone: Python allows no handlers there.
+    Inside another one the request is that one's. Outside the main thread signals are left alone:
+    Python allows no handlers there.
     """
+    if isinstance(outer := signal.getsignal(signal.SIGTERM), StopRequest):
+        yield outer
+        return
     request = StopRequest(deadline)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if request.reason.startswith("SIG"):
-            if number == signal.SIGTERM and "TORCHELASTIC_RUN_ID" in os.environ:
-                return  # torchrun repeats the signal that a scheduler has sent to all processes
-            raise KeyboardInterrupt
-        request.reason = signal.Signals(number).name
-        if number == signal.SIGINT:  # by a system call: a print may be what it interrupts
-            os.write(2, b"\nstopping when all is saved; Ctrl-C again ends at once\n")
-
     previous: dict[signal.Signals, Any] = {}
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
-            previous[number] = signal.signal(number, note)
+            previous[number] = signal.signal(number, request)
     except ValueError:  # not the main thread
         previous.clear()
     try:

@@ -107,7 +107,7 @@ class Task(Protocol):
     # floating-point operations of a step
     def flops(self, batch: StepBatch) -> float: ...
 
-    # held-out figures; empty without held-out data
+    # held-out figures; empty without held-out data; may raise `Stopped`
     def evaluate(self) -> dict[str, float]: ...
 
 
@@ -147,6 +147,8 @@ class TrainingState:
     """Seconds of evaluations in a budget in minutes; `seconds` includes them."""
     phase: int = 1
     """`position` is one in this phase's data."""
+    evaluation_due: bool = False
+    """The evaluation after the last step was put off by a stop request."""
     since_log: dict[str, float] = field(default_factory=dict)
     """Sums since the last line of the log."""
 
