@@ -13,7 +13,7 @@ LEAST_GAIN = 0.1  # of the time, or int8's larger error is not worth it
 
 @dataclass(frozen=True)
 class Optimization:
-    """Learning rate, decay, clipping and dropout."""
+    """Learning rate, decay and clipping."""
 
     learning_rate: Annotated[float | None, Positive, Alias("--lr")] = None
     """Peak learning rate."""
@@ -22,8 +22,6 @@ class Optimization:
     weight_decay: Annotated[float, NotNegative] = 0.01
     max_grad_norm: Annotated[float, Positive] = 1.0
     """Largest global norm of the gradient."""
-    dropout: Annotated[float, Fraction] = 0.1
-    """Dropout on hidden outputs; the paper has 0.1."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bertsmith.base.terminal import ignore
+from bertsmith.checkpoints.config_json import read_config
 from bertsmith.checkpoints.model_folder import load_model, save_model
 from bertsmith.checkpoints.run_folder import RunFolder
 from bertsmith.model.config import config_for
@@ -131,12 +132,27 @@ def test_batch_epochs_and_rate_are_chosen_where_they_are_left_open(trainer):
     # 96 examples in batches of 16: 6 steps an epoch, 500 would be 84 epochs; the toy is 64 wide
     chosen = trainer.with_defaults(FinetuneSettings(batch_size=16))
     assert (chosen.epochs, chosen.learning_rate) == (20, pytest.approx(6e-4))
-    assert FinetuneSettings().with_defaults(100_000, 768, 32).epochs == 3
-    assert FinetuneSettings().with_defaults(100, 64, 8).batch_size == 8
-    frozen = FinetuneSettings(freeze_encoder=True).with_defaults(100_000, 64, 8)
-    assert (frozen.epochs, frozen.learning_rate) == (10, 1e-3)
-    given = FinetuneSettings(batch_size=8, epochs=1, learning_rate=1e-5)
-    assert given.with_defaults(10, 64, 32) == given
+    base, tiny = (config_for(size, 100, dropout=0.2) for size in ("base", "tiny"))
+    assert FinetuneSettings().with_defaults(100_000, base, 32).epochs == 3
+    assert FinetuneSettings().with_defaults(100, tiny, 8).batch_size == 8
+    frozen = FinetuneSettings(freeze_encoder=True).with_defaults(100_000, tiny, 8)
+    assert (frozen.epochs, frozen.learning_rate, frozen.dropout) == (10, 1e-3, 0.1)
+    given = FinetuneSettings(batch_size=8, epochs=1, learning_rate=1e-5, dropout=0.0)
+    given = replace(given, attention_dropout=0.3)
+    assert given.with_defaults(10, tiny, 32) == given
+
+
+def test_dropout_is_the_model_s_own_where_it_is_left_open(trainer):
+    for own in ({"dropout": 0.0, "attention_dropout": 0.0}, {"dropout": 0.2}):
+        config = config_for("tiny", 100, **own)
+        chosen = FinetuneSettings(batch_size=8).with_defaults(10, config, 32)
+        kept = chosen.dropout, chosen.attention_dropout
+        assert kept == (config.dropout, config.attention_dropout)
+    chosen = trainer.with_defaults(FinetuneSettings(dropout=0.3))
+    there = read_config(trainer.start.folder)
+    model = trainer.fresh_model(replace(chosen, attention_dropout=None), 1)
+    assert model.config.dropout == 0.3
+    assert model.config.attention_dropout == there.attention_dropout
 
 
 # --- trainings ---------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from bertsmith.text.readers.tables import digest
 from bertsmith.training import engine as engines
 from bertsmith.training.checkpointing import checkpoints_in
 from bertsmith.training.finetuning.search_space import MACHINE
-from bertsmith.training.finetuning.settings import UNKNOWN, FinetuneSettings, Provenance
+from bertsmith.training.finetuning.settings import DROPOUTS, UNKNOWN, FinetuneSettings, Provenance
 from bertsmith.training.finetuning.task import is_better
 from bertsmith.training.finetuning.trainer import Trained, Trainer
 from bertsmith.training.loop.step import LOWER_RATE, without_hint
@@ -380,7 +380,7 @@ def _check_written(
     trainer: Trainer, folder: Path, settings: FinetuneSettings, trained: Trained
 ) -> None:
     config = trained.model.config
-    dropout: Any = {name: getattr(config, name) for name in ("dropout", "attention_dropout")}
+    dropout: Any = {name: getattr(config, name) for name in DROPOUTS}
     model = load_model(folder, type(trained.model), **dropout).model.to(trained.engine.device)
     outputs = replace(trained, model=model).outputs
     thresholds = read_extra_config(folder)["thresholds"]

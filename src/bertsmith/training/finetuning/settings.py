@@ -22,13 +22,19 @@ from bertsmith.base.settings import (
     check_bounds,
     group_values,
 )
+from bertsmith.model.config import ModelConfig
 from bertsmith.tasks.task import EncodingSettings
 from bertsmith.training.settings import AUTO_INT8, Machine, Optimization
 
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
 GPT_LM_WEIGHT = 0.5  # lambda of Radford et al. 2018, section 4.1
-FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
+FROZEN_EPOCHS, FROZEN_RATE, FROZEN_DROPOUT = (
+    10,
+    1e-3,
+    0.1,
+)  # of an LSTM that begins at random weights
+DROPOUTS = "dropout", "attention_dropout"
 OF_LAYERS = "int8", "float8"  # precisions in which an encoder's layers learn; all else is bf16
 
 
@@ -65,16 +71,17 @@ class FinetuneOptimization(Optimization):
     learning_rate: Annotated[float, NotNegative, Alias("--lr")] = 0.0
     """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
     with --freeze-encoder 1e-3."""
-    dropout: Annotated[float, Fraction] = 0.1
-    """Dropout on hidden outputs and the pooled vector."""
+    dropout: Annotated[float | None, Fraction] = None
+    """Dropout on hidden outputs and the pooled vector; default: the model's own, which is 0.1 of
+    published models and 0 of those that `pretrain` made without it; with --freeze-encoder 0.1."""
     layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
     schedule: Literal["linear", "paper"] = "linear"
     """linear: up to the peak, down to 0; paper: google-research/bert's, dropping after warm-up."""
     optimizer: Literal["adamw", "paper-adam"] = "adamw"
     """adamw: with bias correction, stable on small sets; paper-adam: without."""
-    attention_dropout: Annotated[float, Fraction, Advanced] = 0.1
-    """Dropout on attention probabilities; the paper has 0.1."""
+    attention_dropout: Annotated[float | None, Fraction, Advanced] = None
+    """Dropout on attention probabilities; default: the model's own, as for --dropout."""
 
 
 @dataclass(frozen=True)
@@ -189,28 +196,32 @@ class FinetuneSettings(
             )
 
     def with_defaults(
-        self, examples: int, hidden_size: int, default_batch: int, is_frozen: bool = False
+        self, examples: int, config: ModelConfig, default_batch: int
     ) -> FinetuneSettings:
-        """Fill in batch, epochs and rate where they are left open, by the data and the model.
-
-        `is_frozen`: the model never learns, whatever the settings say.
+        """Fill in batch, epochs, rate and dropout where they are left open, by data and model.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
-        models want higher rates (Turc et al. 2019, arXiv 1908.08962).
+        models want higher rates (Turc et al. 2019, arXiv 1908.08962). What learned its text without
+        dropout learns a task better without it, too (docs/design/lab.md, 29 November 2026).
 
-        >>> data = {"examples": 2490, "hidden_size": 384, "default_batch": 32}
-        >>> chosen = FinetuneSettings().with_defaults(**data)
-        >>> chosen.batch_size, chosen.epochs, chosen.learning_rate
-        (32, 7, 0.0001)
+        >>> from bertsmith.model.config import config_for
+        >>> config = config_for("6x384", vocab_size=30_522)
+        >>> chosen = FinetuneSettings().with_defaults(2490, config, default_batch=32)
+        >>> chosen.batch_size, chosen.epochs, chosen.learning_rate, chosen.dropout
+        (32, 7, 0.0001, 0.1)
         """
         batch = self.batch_size or default_batch
         steps = max(1, math.ceil(examples / batch))  # of an epoch
-        epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / hidden_size
-        if self.freeze_encoder or is_frozen:
-            epochs, rate = FROZEN_EPOCHS, FROZEN_RATE
+        epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / config.one_direction.hidden_size
+        dropout: dict[str, float] = {name: getattr(config, name) for name in DROPOUTS}
+        if self.freeze_encoder or config.is_frozen:  # no layer learns, but a head over them
+            epochs, rate, dropout = FROZEN_EPOCHS, FROZEN_RATE, {"dropout": FROZEN_DROPOUT}
         epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
         epochs, rate = self.epochs or epochs, self.learning_rate or rate
-        return replace(self, batch_size=batch, epochs=epochs, learning_rate=rate)
+        dropout |= {
+            name: getattr(self, name) for name in DROPOUTS if getattr(self, name) is not None
+        }
+        return replace(self, batch_size=batch, epochs=epochs, learning_rate=rate, **dropout)
 
     def part_seeds(self, seed: int) -> Seeds:
         """The seeds of the parts of the run with this one.
@@ -300,6 +311,8 @@ class ContrastiveSettings(Machine, Optimization):
     """Pairs in a step."""
     negatives: Annotated[int, Advanced] = 32
     """Pairs that are each other's negatives; a batch is one group or more, one a core."""
+    dropout: Annotated[float, Fraction] = 0.1
+    """Dropout on hidden outputs; the paper has 0.1."""
     scale: Annotated[float, Positive, Advanced] = 20.0
     """What cosines are multiplied with before the softmax: 1 / temperature."""
     pool: Literal["mean", "cls"] = "mean"

@@ -31,7 +31,7 @@ from bertsmith.training.checkpointing import SeedCheckpoint
 from bertsmith.training.engine import Engine, choose_engine, has_bf16
 from bertsmith.training.finetuning.fit import Batches, fit
 from bertsmith.training.finetuning.hidden_states import head_outputs
-from bertsmith.training.finetuning.settings import GPT_LM_WEIGHT, FinetuneSettings
+from bertsmith.training.finetuning.settings import DROPOUTS, GPT_LM_WEIGHT, FinetuneSettings
 from bertsmith.training.finetuning.task import (
     BestOnDev,
     DevEvaluation,
@@ -98,8 +98,8 @@ class InitialModel:
         Errors: ValueError when more layers are to be fresh than there are.
         """
         generator = torch.Generator().manual_seed(seed)
-        names = "dropout", "attention_dropout", "bilstm"
-        changes: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        given = {name: getattr(settings, name) for name in (*DROPOUTS, "bilstm")}
+        changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
         there = read_config(self.folder)
         config = replace(there, **changes)
         pieces = max(config.vocab_size, len(self.tokenizer.vocabulary))
@@ -256,8 +256,8 @@ class Trainer:
     def with_defaults(self, settings: FinetuneSettings) -> FinetuneSettings:
         """The settings with defaults for what they leave open."""
         config = read_config(self.start.folder)
-        sizes = len(self.train.unit_lengths), config.one_direction.hidden_size
-        settings = settings.with_defaults(*sizes, self.task_type.default_batch, config.is_frozen)
+        examples, batch = len(self.train.unit_lengths), self.task_type.default_batch
+        settings = settings.with_defaults(examples, config, batch)
         if settings.lm_weight is None and not settings.freeze_encoder:
             weight = GPT_LM_WEIGHT if self.start.is_gpt else 0.0
             settings = replace(settings, lm_weight=weight)
