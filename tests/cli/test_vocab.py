@@ -199,7 +199,7 @@ def test_a_folder_in_use_and_a_model_without_tokenizer_are_refused(model):
 
 def test_a_model_that_cannot_be_extended_is_refused_before_the_text_is_read(model, monkeypatch):
     monkeypatch.setattr("bertsmith.cli.vocab._counted", None)
-    changed = shutil.copytree(model, "changed")
+    changed = shutil.copytree(model, Path("changed"))
     write(changed / "added_tokens.json", '{"[E1]": 60}')
     *_, line = cli(*extend(changed)).err.splitlines()  # behind the warning of their reading
     assert "extend: changed: tokens were added to its tokenizer ([E1]), which would be lost" in line
