@@ -1,7 +1,6 @@
 """BERT whole, in Python: from raw text to a fine-tuned model.
 
-Use a model: a run directory, a Hugging Face folder, or the name of
-one on the hub.
+Use a model: a run, a Hugging Face folder, or a name on the hub.
 
     import bertsmith
     model = bertsmith.load("runs/reviews")
@@ -33,8 +32,6 @@ bertsmith.export(model, out, to="onnx") writes files for ONNX Runtime
 or OpenVINO, compares them with the model, and gives an ExportReport.
 bertsmith.convert(source, destination) writes a clean folder for Hugging
 Face or TensorFlow, proves it equal bit by bit, and gives a Converted.
-
-An answer has to_dict() for JSON. text_pair is a pair's second text.
 
 Texts to numbers, as flat arrays:
 

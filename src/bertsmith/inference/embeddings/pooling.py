@@ -217,10 +217,12 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
     for kind, path in after[: len(after) - normalize]:
         layer = Dense(path, read_optional_json(path / "config.json")) if kind == "Dense" else None
         (dense.append(layer) if layer and layer.is_known else unread.append(kind))
-    size = dense[-1].sizes[1] if dense and not unread else read_config(folder).hidden_size
     dimensions = stored.get("truncate_dim")
-    if dimensions is not None and not (isinstance(dimensions, int) and dimensions >= 1):
-        raise ValueError(f"{prompts_file}: truncate_dim {dimensions!r} is not 1 or more")
+    if dimensions is not None:
+        if not (isinstance(dimensions, int) and dimensions >= 1):
+            raise ValueError(f"{prompts_file}: truncate_dim {dimensions!r} is not 1 or more")
+        size = dense[-1].sizes[1] if dense and not unread else read_config(folder).hidden_size
+        dimensions = dimensions if dimensions < size else None  # all, as that library does
     return SimilarityTraining(
         _pools(pooling) or None,
         length,
@@ -229,7 +231,7 @@ def similarity_training(folder: Path) -> SimilarityTraining | None:
         normalize,
         bool(transformer.get("do_lower_case")),
         () if unread else tuple(dense),
-        dimensions if (dimensions or size) < size else None,  # all, as that library does
+        dimensions,
         prompts=prompts,
         unread=tuple(unread),
         folder=folder,

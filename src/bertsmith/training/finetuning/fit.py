@@ -84,12 +84,11 @@ def fit(
         run = Training(task, optimizer, state, settings, engine, log, save_behind_log)
         try:
             if not train(run):
-                raise KeyboardInterrupt
+                raise Stopped
             figures = task.evaluate()
             write_evaluation(run, figures)
-        except KeyboardInterrupt as stop:
-            if isinstance(stop, Stopped):  # in the evaluation of the end, which alone is left
-                save_behind_log(state)
+        except Stopped:
+            save_behind_log(state)  # a stopped evaluation of the end alone is left
             log.message(f"stopped by a signal at step {state.step}")
             raise
         except EarlyStop as stop:

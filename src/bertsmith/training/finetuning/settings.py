@@ -72,8 +72,7 @@ class FinetuneOptimization(Optimization):
     """Peak learning rate; 0: 5e-5 at base's width of 768, in proportion more for narrower ones;
     with --freeze-encoder 1e-3."""
     dropout: Annotated[float | None, Fraction] = None
-    """Dropout on hidden outputs and the pooled vector; default: the model's own, which is 0.1 of
-    published models and 0 of those that `pretrain` made without it; with --freeze-encoder 0.1."""
+    """Default: the model's own, 0.1 of published ones, 0 of those of `pretrain`."""
     layer_decay: Annotated[float, PositiveFraction, Advanced] = 1.0
     """Each layer's rate is this times that of the layer above it; the head has the full rate."""
     schedule: Literal["linear", "paper"] = "linear"
@@ -81,7 +80,7 @@ class FinetuneOptimization(Optimization):
     optimizer: Literal["adamw", "paper-adam"] = "adamw"
     """adamw: with bias correction, stable on small sets; paper-adam: without."""
     attention_dropout: Annotated[float | None, Fraction, Advanced] = None
-    """Dropout on attention probabilities; default: the model's own, as for --dropout."""
+    """Dropout on attention probabilities; default: the model's own."""
 
 
 @dataclass(frozen=True)
