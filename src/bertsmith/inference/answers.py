@@ -146,7 +146,7 @@ class Explanation(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Attention(Answer):
-    """What each token of a text or pair reads: see `Predictor.attention`.
+    """Attention of the tokens of a text or pair: see `Predictor.attention`.
 
     >>> Attention(("[CLS]", "[SEP]"), np.full((1, 1, 2, 2), 0.5)).to_dict()["weights"]
     [[[[0.5, 0.5], [0.5, 0.5]]]]

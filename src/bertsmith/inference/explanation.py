@@ -150,7 +150,7 @@ def occlusion(model: Runner, reading: Reading, weights: np.ndarray, exclusive: b
 
 
 def attention(model: Runner, row: Features) -> Attention:
-    """What each token of one row reads in each layer."""
+    """Attention of the tokens of one row in each layer."""
     layers = model.pytorch(ENCODER).attention_probabilities(row)
     pieces = model.tokenizer.vocabulary.pieces
     return Attention(tuple(pieces[k] for k in row.ids.tolist()), np.stack(layers))

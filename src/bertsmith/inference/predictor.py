@@ -73,7 +73,7 @@ def load(
 
 
 def opened(model: str | Path | Predictor) -> Predictor:
-    """What `load` gave or, of a name, gives. Errors: as `load`."""
+    """The predictor that `load` gave or, of a name, gives. Errors: as `load`."""
     return model if isinstance(model, Predictor) else load(model)
 
 
@@ -406,7 +406,7 @@ class Predictor(Runner):
     def attention(
         self, text: str | Texts, text_pair: str | Texts | None = None
     ) -> Attention | list[Attention]:
-        """What each token of a text, or of a pair, reads in each layer, by PyTorch in float32.
+        """Attention of the tokens of a text, or of a pair, in each layer, by PyTorch in float32.
 
             bertsmith.load("runs/books").attention("Ann sees Rome.").weights[-1].mean(axis=0)
 
