@@ -104,7 +104,7 @@ def drop_rows(source, target, factor, limit, key):
 
 
 class Kernel(torch.autograd.Function):
-    """A compiled function. Its gradients would be constants to PyTorch, in silence."""
+    """A function with compiled gradients, which PyTorch cannot differentiate: it is refused."""
 
     def __init_subclass__(cls) -> None:
         compiled = cls.backward

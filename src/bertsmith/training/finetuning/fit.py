@@ -88,7 +88,7 @@ def fit(
             figures = task.evaluate()
             write_evaluation(run, figures)
         except Stopped:
-            save_behind_log(state)  # a stopped evaluation of the end alone is left
+            save_behind_log(state)  # `train` did, but not for a stop in the evaluation after it
             log.message(f"stopped by a signal at step {state.step}")
             raise
         except EarlyStop as stop:

@@ -29,11 +29,8 @@ from bertsmith.training.settings import AUTO_INT8, Machine, Optimization
 EPOCHS, MIN_STEPS, MAX_EPOCHS = 3, 500, 20  # the last two of the epochs chosen for little data
 BASE_RATE, BASE_WIDTH = 5e-5, 768
 GPT_LM_WEIGHT = 0.5  # lambda of Radford et al. 2018, section 4.1
-FROZEN_EPOCHS, FROZEN_RATE, FROZEN_DROPOUT = (
-    10,
-    1e-3,
-    0.1,
-)  # of an LSTM that begins at random weights
+FROZEN_EPOCHS, FROZEN_RATE = 10, 1e-3  # of an LSTM that begins at random weights
+FROZEN_DROPOUT = 0.1  # of the head over layers that never learn
 DROPOUTS = "dropout", "attention_dropout"
 OF_LAYERS = "int8", "float8"  # precisions in which an encoder's layers learn; all else is bf16
 
@@ -200,8 +197,8 @@ class FinetuneSettings(
         """Fill in batch, epochs, rate and dropout where they are left open, by data and model.
 
         Little data collapses for want of steps (Mosbach et al. 2021, arXiv 2006.04884), and small
-        models want higher rates (Turc et al. 2019, arXiv 1908.08962). What learned its text without
-        dropout learns a task better without it, too (docs/design/lab.md, 29 November 2026).
+        models want higher rates (Turc et al. 2019, arXiv 1908.08962). A model that was pre-trained
+        without dropout learns a task better without it, too (docs/design/lab.md, 29 November 2026).
 
         >>> from bertsmith.model.config import config_for
         >>> config = config_for("6x384", vocab_size=30_522)
@@ -212,14 +209,12 @@ class FinetuneSettings(
         batch = self.batch_size or default_batch
         steps = max(1, math.ceil(examples / batch))  # of an epoch
         epochs, rate = EPOCHS, BASE_RATE * BASE_WIDTH / config.one_direction.hidden_size
-        dropout: dict[str, float] = {name: getattr(config, name) for name in DROPOUTS}
-        if self.freeze_encoder or config.is_frozen:  # no layer learns, but a head over them
-            epochs, rate, dropout = FROZEN_EPOCHS, FROZEN_RATE, {"dropout": FROZEN_DROPOUT}
+        own: dict[str, float] = {name: getattr(config, name) for name in DROPOUTS}
+        if self.freeze_encoder or config.is_frozen:
+            epochs, rate, own = FROZEN_EPOCHS, FROZEN_RATE, {"dropout": FROZEN_DROPOUT}
         epochs = min(max(epochs, math.ceil(MIN_STEPS / steps)), MAX_EPOCHS)
         epochs, rate = self.epochs or epochs, self.learning_rate or rate
-        dropout |= {
-            name: getattr(self, name) for name in DROPOUTS if getattr(self, name) is not None
-        }
+        dropout = {name: value for name, value in own.items() if getattr(self, name) is None}
         return replace(self, batch_size=batch, epochs=epochs, learning_rate=rate, **dropout)
 
     def part_seeds(self, seed: int) -> Seeds:
